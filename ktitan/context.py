@@ -1,0 +1,145 @@
+"""What travels with a step: its positions and sequences, and the contract of the KV pool.
+
+Shape letters: T tokens of the step, S tokens of a sequence so far, H heads, D head dim, P pages.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+__all__ = ["PAGE_TOKENS", "KVLayerSpec", "KVPool", "Phase", "StepContext", "current_step", "step"]
+
+PAGE_TOKENS = 64
+
+
+class Phase(Enum):
+    """Whether a step reads a prompt (many tokens a sequence) or makes one token a sequence."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """One step of one packed batch: the tokens of all sequences lie in one row.
+
+    Attributes:
+        phase: prefill or decode.
+        positions: [T] int64, position of each token in its sequence.
+        sequence_ids: [T] int64, which sequence of the pool each token belongs to.
+        page_tables: per sequence id, the pool pages that hold its tokens, in order (one table for all layers).
+    """
+
+    phase: Phase
+    positions: torch.Tensor
+    sequence_ids: torch.Tensor
+    page_tables: dict[int, tuple[int, ...]]
+
+    @property
+    def tokens(self) -> int:
+        """T, the tokens in this step."""
+        return int(self.positions.shape[0])
+
+
+_current: ContextVar[StepContext | None] = ContextVar("ktitan_step", default=None)
+
+
+def current_step() -> StepContext | None:
+    """The step that is running, or None when stock code called the model without one."""
+    return _current.get()
+
+
+@contextmanager
+def step(context: StepContext) -> Iterator[StepContext]:
+    """Make `context` the current step while the block runs."""
+    token = _current.set(context)
+    try:
+        yield context
+    finally:
+        _current.reset(token)
+
+
+@dataclass(frozen=True)
+class KVLayerSpec:
+    """What one layer stores per token: keys [key_heads, key_dim], values [value_heads, value_dim].
+
+    For multi-head latent attention the key is the latent [1, kv_lora_rank] and the value the rotary part [1, rope_dim].
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token takes in this layer."""
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+
+
+class KVPool(ABC):
+    """Pages of 64 tokens, shared by all sequences, counted by reference, copied on write.
+
+    A page is aligned to position 0 of its sequence: page i holds positions 64 i to 64 i + 63. Layers are declared when
+    their first tokens arrive. A sequence's table of pages is the same in every layer, so a fork shares all layers.
+    """
+
+    page_tokens: int = PAGE_TOKENS
+
+    @abstractmethod
+    def new_sequence(self) -> int:
+        """The id of a new, empty sequence."""
+
+    @abstractmethod
+    def fork(self, sequence: int) -> int:
+        """The id of a new sequence that shares all pages of `sequence`; either one copies a page before writing it."""
+
+    @abstractmethod
+    def free(self, sequence: int) -> None:
+        """Forget a sequence; pages that nobody else uses return to the pool."""
+
+    @abstractmethod
+    def append(self, layer: int, sequence: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the next T tokens of one layer: keys [T, Hk, Dk], values [T, Hv, Dv].
+
+        Raises:
+            BudgetError: a new page would pass the pool's byte budget; nothing was written.
+        """
+
+    @abstractmethod
+    def gather(self, layer: int, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All tokens of one layer in order: keys [S, Hk, Dk], values [S, Hv, Dv]."""
+
+    @abstractmethod
+    def pages(self, layer: int, sequence: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The pages of one layer in order, each keys [n, Hk, Dk] and values [n, Hv, Dv] with n <= 64 (views)."""
+
+    @abstractmethod
+    def length(self, layer: int, sequence: int) -> int:
+        """S, the tokens that one layer holds of one sequence."""
+
+    @abstractmethod
+    def crop(self, sequence: int, length: int) -> None:
+        """Keep the first `length` tokens in every layer; pages that become empty return to the pool."""
+
+    @abstractmethod
+    def table(self, sequence: int) -> tuple[int, ...]:
+        """The page numbers of one sequence, in order."""
+
+    @abstractmethod
+    def layers(self) -> Sequence[int]:
+        """The layers that have been declared, ascending."""
+
+    @property
+    @abstractmethod
+    def used_bytes(self) -> int:
+        """Bytes of the pages in use, over all layers."""

@@ -1,0 +1,132 @@
+"""The operator protocol: what replaces a stock module.
+
+Every operator has the same five parts in the same order: a frozen `Config`, `supports`, `from_module`, `load`,
+`forward`; then `lower` when it can join a step program. `docs/architecture.md` walks through one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from ktitan.errors import UnsupportedError
+from ktitan.hardware import Hardware
+
+__all__ = ["MemoryNeed", "ModuleWeights", "Operator", "OperatorConfig", "OperatorContext"]
+
+
+@dataclass(frozen=True)
+class OperatorConfig:
+    """Base of operator configurations: a frozen dataclass whose fields are the kwargs that a rule may give."""
+
+
+@dataclass(frozen=True)
+class OperatorContext:
+    """What an operator may know about its place before any weight byte is read.
+
+    Attributes:
+        path: dotted path of the module in the model.
+        module: the stock module, on meta or real; never written to.
+        device: where the operator computes.
+        tier: where its weights live: "vram", "ram" or "nvme".
+        dtype: floating dtype of the model at this place.
+        formats: for each parameter or buffer of the module (names relative to it), the stored formats that make it up.
+        hardware: the machine.
+    """
+
+    path: str
+    module: nn.Module
+    device: torch.device
+    tier: str
+    dtype: torch.dtype
+    hardware: Hardware
+    formats: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What an operator will hold once loaded: `resident_bytes` in its tier, in `format`, computed by `kernel`."""
+
+    resident_bytes: int
+    format: str
+    kernel: str
+
+
+class ModuleWeights(Protocol):
+    """The tensors of one module, by the stock parameter and buffer names relative to it."""
+
+    def names(self) -> list[str]:
+        """The names that a source fills, in the stock module's order."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The stock shape of `name`."""
+
+    def formats(self, name: str) -> tuple[str, ...]:
+        """The stored formats of the tensors that make up `name`."""
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes that `name` takes in its source."""
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
+        """`name` in the stock layout, dequantised, as `dtype` (default: the stock parameter's) on `device`.
+
+        Raises:
+            WeightError: no source fills `name`.
+            IoError: the source could not be read.
+        """
+
+
+OperatorT = TypeVar("OperatorT", bound="Operator")
+
+
+class Operator(nn.Module):
+    """A module that stands in for a stock one.
+
+    Class attributes:
+        operator_name: set by `register_operator`.
+        Config: the frozen dataclass of its kwargs.
+        keeps_children: the stock children stay below this operator under their own names, rules apply to them and they
+            are loaded on their own; `load` then gets only the module's direct parameters and buffers.
+        tiers: tiers that its weights may live in.
+    """
+
+    operator_name: ClassVar[str] = ""
+    Config: ClassVar[type[OperatorConfig]] = OperatorConfig
+    keeps_children: ClassVar[bool] = False
+    tiers: ClassVar[tuple[str, ...]] = ("vram", "ram")
+
+    @classmethod
+    def supports(cls, context: OperatorContext, config: Any) -> str | None:
+        """None when the operator can replace `context.module`, otherwise the reason why not, as a clause."""
+        raise NotImplementedError(f"{cls.__name__} lacks supports()")
+
+    @classmethod
+    def from_module(cls: type[OperatorT], module: nn.Module, config: Any, context: OperatorContext) -> OperatorT:
+        """Build the operator from the stock module's shapes and flags; no tensor data exists yet."""
+        raise NotImplementedError(f"{cls.__name__} lacks from_module()")
+
+    def load(self, weights: ModuleWeights) -> None:
+        """Take the module's tensors. Called once; afterwards no parameter or buffer is on meta."""
+        raise NotImplementedError(f"{type(self).__name__} lacks load()")
+
+    def lower(self, builder: Any) -> None:
+        """Append this operator to a step program.
+
+        Raises:
+            UnsupportedError: the operator runs as a module only.
+        """
+        raise UnsupportedError(f"operator {self.operator_name!r} has no step-program form")
+
+    @classmethod
+    def memory(cls, context: OperatorContext, config: Any) -> MemoryNeed:
+        """What the operator holds once loaded; the default is dense tensors in the stock dtypes."""
+        own = context.module
+        recurse = not cls.keeps_children
+        tensors = [*own.parameters(recurse=recurse), *own.buffers(recurse=recurse)]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+        return MemoryNeed(size, "+".join(dtypes) or "-", "torch")
