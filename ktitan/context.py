@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["PAGE_TOKENS", "KVLayerSpec", "KVPool", "Phase", "StepContext", "current_step", "step"]
+__all__ = ["PAGE_TOKENS", "KVLayerSpec", "KVPool", "PagedCache", "Phase", "StepContext", "current_step", "step"]
 
 PAGE_TOKENS = 64
 
@@ -108,16 +109,60 @@ class KVPool(ABC):
         """Forget a sequence; pages that nobody else uses return to the pool."""
 
     @abstractmethod
-    def append(self, layer: int, sequence: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the next T tokens of one layer: keys [T, Hk, Dk], values [T, Hv, Dv].
+    def reserve(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
+        """Get own pages for the next `tokens[i]` tokens of `sequences[i]`, so that no append can be refused.
+
+        All or nothing. Call it before a step to learn of a full pool before any layer has run.
 
         Raises:
-            BudgetError: a new page would pass the pool's byte budget; nothing was written.
+            BudgetError: the pages would pass the pool's byte budget; nothing was changed.
         """
 
     @abstractmethod
+    def append_packed(
+        self, layer: int, sequences: Sequence[int], tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Write the next tokens of one layer for several sequences, packed in one row, `tokens[i]` for `sequences[i]`.
+
+        Args:
+            layer: number of the layer; its first append declares what it stores.
+            sequences: distinct ids.
+            tokens: how many tokens each sequence gets; their sum is T.
+            keys: [T, Hk, Dk].
+            values: [T, Hv, Dv].
+
+        Raises:
+            BudgetError: new pages would pass the pool's byte budget; nothing was written for any sequence.
+            UnsupportedError: shapes, dtype or device are not those of the layer, or a sequence is unknown.
+        """
+
+    def append(self, layer: int, sequence: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the next T tokens of one layer of one sequence: keys [T, Hk, Dk], values [T, Hv, Dv].
+
+        Raises:
+            BudgetError: a new page would pass the pool's byte budget; nothing was written.
+            UnsupportedError: shapes, dtype or device are not those of the layer, or the sequence is unknown.
+        """
+        self.append_packed(layer, (sequence,), (int(keys.shape[0]),), keys, values)
+
+    @abstractmethod
+    def gather_batch(self, layer: int, sequences: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """All tokens of one layer of B sequences of equal length: keys [B, S, Hk, Dk], values [B, S, Hv, Dv].
+
+        The result may be a view of the pages: read it before the next append, crop or free.
+
+        Raises:
+            UnsupportedError: the sequences differ in length, or the layer has not been declared.
+        """
+
     def gather(self, layer: int, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All tokens of one layer in order: keys [S, Hk, Dk], values [S, Hv, Dv]."""
+        """All tokens of one layer of one sequence in order, as in `gather_batch`: keys [S, Hk, Dk], values [S, Hv, Dv].
+
+        Raises:
+            UnsupportedError: the layer has not been declared.
+        """
+        keys, values = self.gather_batch(layer, (sequence,))
+        return keys[0], values[0]
 
     @abstractmethod
     def pages(self, layer: int, sequence: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -139,7 +184,35 @@ class KVPool(ABC):
     def layers(self) -> Sequence[int]:
         """The layers that have been declared, ascending."""
 
+    @abstractmethod
+    def spec(self, layer: int) -> KVLayerSpec:
+        """What a declared layer stores.
+
+        Raises:
+            UnsupportedError: the layer has not been declared.
+        """
+
     @property
     @abstractmethod
     def used_bytes(self) -> int:
         """Bytes of the pages in use, over all layers."""
+
+
+@runtime_checkable
+class PagedCache(Protocol):
+    """A transformers cache whose rows are sequences of a pool: what ktitan's attention asks of its `cache` argument."""
+
+    @property
+    def pool(self) -> KVPool:
+        """Where the pages lie."""
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The pool's sequence of each batch row; empty before the first tokens."""
+
+    def append(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int) -> None:
+        """Store keys [B, Hk, T, Dk] and values [B, Hv, T, Dv] of a layer's next tokens without gathering the old ones.
+
+        Raises:
+            BudgetError: the pool is full; every layer is back at its length before the step.
+        """

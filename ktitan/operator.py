@@ -91,13 +91,13 @@ class Operator(nn.Module):
         Config: the frozen dataclass of its kwargs.
         keeps_children: the stock children stay below this operator under their own names, rules apply to them and they
             are loaded on their own; `load` then gets only the module's direct parameters and buffers.
-        tiers: tiers that its weights may live in.
+        homes: tiers that its weights may live in besides that of its device ("vram" of a GPU, "ram" of the CPU).
     """
 
     operator_name: ClassVar[str] = ""
     Config: ClassVar[type[OperatorConfig]] = OperatorConfig
     keeps_children: ClassVar[bool] = False
-    tiers: ClassVar[tuple[str, ...]] = ("vram", "ram")
+    homes: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def supports(cls, context: OperatorContext, config: Any) -> str | None:
@@ -112,6 +112,13 @@ class Operator(nn.Module):
     def load(self, weights: ModuleWeights) -> None:
         """Take the module's tensors. Called once; afterwards no parameter or buffer is on meta."""
         raise NotImplementedError(f"{type(self).__name__} lacks load()")
+
+    def self_check(self) -> None:
+        """Compare with the stock computation once all weights are loaded; most operators have nothing to compare.
+
+        Raises:
+            UnsupportedError: the stock module computes something else than this operator.
+        """
 
     def lower(self, builder: Any) -> None:
         """Append this operator to a step program.

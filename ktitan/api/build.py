@@ -1,0 +1,133 @@
+"""The stock model on meta, its config, tokenizer and generation config, from files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ktitan.api.locate import ModelFiles
+from ktitan.errors import UnsupportedError, WeightError
+from ktitan.hardware import Hardware
+from ktitan.weights.gguf_config import config_from_gguf, generation_config_from_gguf
+from ktitan.weights.gguf_source import GgufSource
+from ktitan.weights.gguf_tokenizer import tokenizer_from_gguf
+from ktitan.weights.source import WeightSource
+
+__all__ = ["attach_generation_config", "build_model", "build_tokenizer", "read_config"]
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedConfig:
+    """The config beside the weights, or that of a GGUF's metadata.
+
+    Raises:
+        UnsupportedError: an architecture that transformers or the GGUF reader does not know, or a packed checkpoint.
+        WeightError: there is no config.
+    """
+    if files.home is None:
+        source = next((one for one in sources if isinstance(one, GgufSource)), None)
+        if source is None:
+            raise WeightError("no config.json beside the weights", files.name, "give the folder that holds both")
+        return config_from_gguf(source)
+    try:
+        config = AutoConfig.from_pretrained(files.home)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedError(
+            f"its config cannot be used: {error}", str(files.home / "config.json"), "update transformers, or check the file"
+        ) from error
+    _refuse_packed(config, files)
+    return config
+
+
+def _refuse_packed(config: PreTrainedConfig, files: ModelFiles) -> None:
+    packed = getattr(config, "quantization_config", None)
+    stored_elsewhere = files.weights and all(path.suffix == ".gguf" for path in files.weights)
+    if packed is None:
+        return
+    if stored_elsewhere:
+        del config.quantization_config  # the GGUF's own types count
+        return
+    method = packed.get("quant_method", "?") if isinstance(packed, dict) else getattr(packed, "quant_method", "?")
+    raise UnsupportedError(
+        f"packed checkpoints (quant_method {method!r}) are not read in this version",
+        str(files.home),
+        "use an unpacked checkpoint or a GGUF of the model",
+    )
+
+
+def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The stock model on meta.
+
+    Raises:
+        UnsupportedError: transformers has no causal language model for this config.
+    """
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except ValueError as error:
+        kind = getattr(config, "model_type", type(config).__name__)
+        raise UnsupportedError(f"no causal language model for it: {error}", kind, "check model_type") from error
+
+
+def choose_dtype(asked: str | torch.dtype | None, config: PreTrainedConfig, hardware: Hardware, device: str) -> torch.dtype:
+    """What the model computes in: as asked, else the checkpoint's dtype where the device is good at it.
+
+    A GGUF has no dtype of its own: bfloat16 on a GPU or a processor with bfloat16 instructions, else float32. float16 is
+    held as float32 on a CPU, which computes it slowly and would gain nothing.
+    """
+    if isinstance(asked, torch.dtype):
+        return asked
+    if asked is not None and asked != "auto":
+        if asked not in DTYPES:
+            raise UnsupportedError(f"dtype {asked!r} is not one of {', '.join(DTYPES)}", "dtype", "leave it out for auto")
+        return DTYPES[asked]
+    stored = getattr(config, "dtype", None)
+    on_cpu = torch.device(device).type == "cpu"
+    if isinstance(stored, torch.dtype):
+        return torch.float32 if on_cpu and stored is torch.float16 else stored
+    return torch.bfloat16 if not on_cpu or {"avx512_bf16", "amx_bf16"} & hardware.cpu.isa else torch.float32
+
+
+def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedTokenizerBase:
+    """The tokenizer beside the config, or that of a GGUF's metadata.
+
+    Raises:
+        WeightError: there is none.
+        UnsupportedError: a GGUF's pre-tokenizer is not known.
+    """
+    source = next((one for one in sources if isinstance(one, GgufSource)), None)
+    if files.home is None and source is not None:
+        return tokenizer_from_gguf(source)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(files.home)
+    except (ValueError, OSError, KeyError) as error:
+        raise WeightError(f"no tokenizer: {error}", str(files.home), "copy tokenizer.json beside config.json") from error
+    return tokenizer
+
+
+def attach_generation_config(model: Any, home: Path | None, sources: list[WeightSource]) -> None:
+    """Give a model that was built from a config the generation config that comes with its weights."""
+    current = getattr(model, "generation_config", None)
+    if current is None or not getattr(current, "_from_model_config", False):
+        return
+    if home is not None and (home / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(home)
+        return
+    source = next((one for one in sources if isinstance(one, GgufSource)), None)
+    if home is None and source is not None:
+        model.generation_config = generation_config_from_gguf(source, model.config)

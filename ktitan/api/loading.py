@@ -1,0 +1,124 @@
+"""`optimize_and_load` and `load`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ktitan.api.build import attach_generation_config, build_tokenizer
+from ktitan.api.planning import RulesArgument, plan_injection, prepare
+from ktitan.inject import apply_plan
+from ktitan.plan import Plan
+from ktitan.tiers import Budget
+from ktitan.weights.opening import Weights, open_sources
+
+__all__ = ["load", "optimize_and_load"]
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+Progress = Callable[[int, int], None]
+
+logger = logging.getLogger(__name__)
+
+
+def optimize_and_load(
+    model: ModelT,
+    rules: RulesArgument,
+    weights: Weights = None,
+    *,
+    budget: str | Budget | None = None,
+    device: str | None = None,
+    quant: str | None = None,
+    keep_original: bool = False,
+    context: int | None = None,
+    progress: Progress | None = None,
+) -> ModelT:
+    """Inject operators into a stock model by rules and load its weights, all or nothing.
+
+    Args:
+        model: a transformers model (or any module tree) on meta, or with real tensors.
+        rules: a YAML file, the name of a packaged one, "auto", or the parsed structure.
+        weights: HF folder, `.safetensors`, `.gguf` (first shard, or a folder), or a list of these, the first that has a
+            tensor winning. None: a model with real tensors is its own source; one on meta is looked for where its config
+            was loaded from (`config._name_or_path`).
+        budget: e.g. "vram=22GiB,ram=96GiB"; what it leaves open is what the machine has.
+        device: where modules without a rule compute; default: the first GPU, else the CPU.
+        quant: None or "as-stored"; quantizing on load comes in a later version.
+        keep_original: keep the stock tensors in memory, so that `model.ktitan.undo()` reads nothing.
+        context: tokens to keep room for in the KV cache.
+        progress: called with (bytes read, bytes in all).
+
+    Returns:
+        The same object, of the same class, in eval mode, with `model.ktitan` attached.
+
+    Raises:
+        RuleError, PlanError, WeightError, BudgetError, HardwareError: everything that is wrong, before a byte is read.
+        FormatError, IoError: a file is broken; the model is as it was.
+        UnsupportedError: injected already, or something this version cannot do.
+    """
+    sources = open_sources(weights, model)
+    plan = plan_injection(model, rules, sources, budget=budget, device=device, quant=quant, context=context)
+    _carry_out(model, plan, keep_original, progress)
+    attach_generation_config(model, _home(weights, model), sources)
+    return model
+
+
+def load(
+    path: str | Path,
+    gguf_path: str | Path | Sequence[str | Path] | None = None,
+    rules: RulesArgument = "auto",
+    budget: str | Budget | None = None,
+    quant: str | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    context: int | None = None,
+    keep_original: bool = False,
+    progress: Progress | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Build, inject and load MODEL with its tokenizer.
+
+    Args:
+        path: a folder, a `.gguf`, a hub id, or "demo".
+        gguf_path: GGUF weights for a folder that holds config and tokenizer.
+        rules, budget, quant, device, context, keep_original, progress: as in `optimize_and_load`.
+        dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's, where the device is good at it.
+
+    Raises:
+        As `optimize_and_load`.
+    """
+    ready = prepare(path, gguf_path, device=device, dtype=dtype)
+    tokenizer = build_tokenizer(ready.files, ready.sources)
+    plan = plan_injection(
+        ready.model,
+        rules,
+        ready.sources,
+        budget=budget,
+        device=ready.device,
+        hardware=ready.hardware,
+        quant=quant,
+        context=context,
+    )
+    plan.notes += ready.files.notes
+    _carry_out(ready.model, plan, keep_original, progress)
+    attach_generation_config(ready.model, ready.files.home, ready.sources)
+    model: Any = ready.model
+    return model, tokenizer
+
+
+def _carry_out(model: nn.Module, plan: Plan, keep_original: bool, progress: Progress | None) -> None:
+    plan.check()
+    logger.info("%s", plan.summary())
+    apply_plan(model, plan, keep_original=keep_original, progress=progress)
+
+
+def _home(weights: Weights, model: nn.Module) -> Path | None:
+    """The folder that holds the model's own files, when weights come from one."""
+    origin = weights if weights is not None else getattr(getattr(model, "config", None), "_name_or_path", "")
+    paths = [origin] if isinstance(origin, str | Path) else list(origin)
+    return next((Path(path) for path in paths if path and (Path(path) / "config.json").is_file()), None)

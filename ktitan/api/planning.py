@@ -1,0 +1,140 @@
+"""Plans from what users give: names, rule files, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ktitan.operators  # noqa: F401  fills the registry
+from ktitan.errors import UnsupportedError, WeightError
+from ktitan.hardware import Hardware, detect
+from ktitan.api.build import build_model, choose_dtype, read_config
+from ktitan.api.locate import ModelFiles, locate
+from ktitan.plan import Plan, make_plan
+from ktitan.planner import auto_rules, packaged_rules
+from ktitan.rules import RuleSet, parse_object, parse_rules
+from ktitan.tiers import Budget, parse_budget
+from ktitan.weights.opening import open_source
+from ktitan.weights.source import WeightSource
+
+__all__ = ["Prepared", "RulesArgument", "plan_injection", "plan_model", "prepare"]
+
+RulesArgument = str | Path | RuleSet | Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A stock model on meta with its opened sources, before any plan."""
+
+    files: ModelFiles
+    sources: list[WeightSource]
+    model: nn.Module
+    hardware: Hardware
+    device: str
+
+
+def prepare(
+    model: str | Path,
+    gguf_path: str | Path | Sequence[str | Path] | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    need_weights: bool = True,
+) -> Prepared:
+    """Find MODEL, open its sources' headers and build the stock model on meta.
+
+    Raises:
+        WeightError, FormatError, UnsupportedError: as the parts do.
+    """
+    files = locate(model, gguf_path)
+    sources = _open(files, need_weights)
+    hardware = detect()
+    place = device or default_device(hardware)
+    config = read_config(files, sources)
+    return Prepared(files, sources, build_model(config, choose_dtype(dtype, config, hardware, place)), hardware, place)
+
+
+def _open(files: ModelFiles, need_weights: bool) -> list[WeightSource]:
+    try:
+        return [open_source(path) for path in files.weights]
+    except WeightError:
+        # A folder with a config alone can still be planned: "will it fit?" comes before the download.
+        if need_weights or files.home is None or any(files.home.glob("*.safetensors*")):
+            raise
+        return []
+
+
+def plan_model(
+    model: str | Path,
+    rules: RulesArgument = "auto",
+    *,
+    gguf_path: str | Path | Sequence[str | Path] | None = None,
+    budget: str | Budget | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    context: int | None = None,
+) -> Plan:
+    """The plan of MODEL by `rules`, from headers alone; a folder with only a config.json will do.
+
+    Returns:
+        The plan; its problems are not raised (`plan.check()` does).
+    """
+    ready = prepare(model, gguf_path, device=device, dtype=dtype, need_weights=False)
+    plan = plan_injection(
+        ready.model, rules, ready.sources, budget=budget, device=ready.device, hardware=ready.hardware, context=context
+    )
+    plan.notes += ready.files.notes
+    return plan
+
+
+def plan_injection(
+    model: nn.Module,
+    rules: RulesArgument,
+    sources: Sequence[WeightSource],
+    *,
+    budget: str | Budget | None = None,
+    device: str | None = None,
+    hardware: Hardware | None = None,
+    quant: str | None = None,
+    context: int | None = None,
+) -> Plan:
+    """The plan for a model object."""
+    if quant not in (None, "as-stored"):
+        raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
+    hardware = hardware or detect()
+    limits = parse_budget(budget)
+    place = device or default_device(hardware)
+    seeds: dict[str, torch.device] = {}
+    if isinstance(rules, str) and rules == "auto":
+        parsed, seeds = auto_rules(model, limits, hardware, place)
+    else:
+        parsed = _parsed(rules)
+    return make_plan(
+        model,
+        parsed,
+        sources,
+        hardware=hardware,
+        budget=limits,
+        device=place,
+        seeds=seeds,
+        context_tokens=context,
+    )
+
+
+def default_device(hardware: Hardware) -> str:
+    """The first GPU where there is one, else the CPU."""
+    return f"cuda:{hardware.gpus[0].index}" if hardware.gpus else "cpu"
+
+
+def _parsed(rules: RulesArgument) -> RuleSet:
+    if isinstance(rules, RuleSet):
+        return rules
+    if isinstance(rules, str | Path):
+        path = Path(rules)
+        return parse_rules(path if path.exists() else packaged_rules(str(rules)) or path)
+    return parse_object(rules, "<rules>")

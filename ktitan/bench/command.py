@@ -1,0 +1,36 @@
+"""The `bench` commands of the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+bench = typer.Typer(help="Measure the machine, and what runs on it, against ceilings and peers.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the sub-app `bench` to `app`."""
+    app.add_typer(bench, name="bench")
+
+
+@bench.command("hw")
+def hw(
+    path: Annotated[str | None, typer.Option(help="File or directory whose drive is read.", metavar="PATH")] = None,
+    seconds: Annotated[float, typer.Option(help="Time for each case.", min=0.01)] = 1.0,
+    gpu: Annotated[int | None, typer.Option(help="CUDA device; the first when not given.", metavar="INDEX")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, the machine first.")] = False,
+) -> None:
+    """Measure this machine's ceilings: memory read, matrix products, drive, PCIe and GPU."""
+    from rich.console import Console
+
+    from ktitan.bench import hw as bench_hw
+    from ktitan.bench.report import machine, print_json, print_table
+    from ktitan.hardware import detect
+
+    with Console(stderr=True).status("looking at the machine") as status:
+        hardware = detect()
+        results = bench_hw.run(path, seconds, hardware=hardware, gpu=gpu, progress=status.update)
+    (print_json if json else print_table)(results, machine(hardware))

@@ -1,0 +1,166 @@
+"""Messages: the history of a chat, the shapes that are accepted, and their token ids by the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+
+from ktitan.errors import Fault, UnsupportedError
+
+__all__ = ["Conversation", "check_messages", "encode_messages", "encode_text"]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Conversation:
+    """The turns of a chat; a turn is a user's message and the answer to it.
+
+    A turn is open between `ask` and `answer` (or `rollback`), so an interrupted answer never leaves a history that ends
+    with two user messages in a row.
+
+    Attributes:
+        system: the system prompt; empty for none. A change counts from the next question on.
+        turns: messages without the system prompt, oldest first.
+    """
+
+    system: str = ""
+    turns: list[Message] = field(default_factory=list)
+
+    def ask(self, text: str) -> list[Message]:
+        """Open a turn with the user's `text` and return all messages to answer; an open turn is dropped first."""
+        self.rollback()
+        self.turns.append({"role": "user", "content": text})
+        return self.messages()
+
+    def answer(self, text: str) -> None:
+        """Close the open turn with the model's `text`, whole or interrupted.
+
+        Raises:
+            ValueError: no question is open.
+        """
+        if not self.is_open:
+            raise ValueError("no question is open")
+        self.turns.append({"role": "assistant", "content": text})
+
+    def rollback(self) -> None:
+        """Drop the question that has no answer, if there is one."""
+        if self.is_open:
+            self.turns.pop()
+
+    def reset(self) -> None:
+        """Forget all turns; the system prompt stays."""
+        self.turns.clear()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last question has no answer yet."""
+        return bool(self.turns) and self.turns[-1]["role"] == "user"
+
+    def messages(self) -> list[Message]:
+        """The system prompt, where there is one, and all turns (copies)."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return head + [dict(turn) for turn in self.turns]
+
+
+def check_messages(messages: Any) -> list[Message]:
+    """Messages in the one shape that templates know: text content, or null beside tool calls.
+
+    Content may be text or a list of text parts, which are joined. An assistant's message with tool calls may have null
+    content or none; it stays null, since templates tell null and "" apart.
+
+    Raises:
+        UnsupportedError: not a non-empty list of messages, an unknown role, or content of another kind; all at once.
+    """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise UnsupportedError("messages must be a non-empty list", remedy='give [{"role": "user", "content": "..."}]')
+    checked, faults = [], []
+    for index, message in enumerate(messages):
+        reason = _message_fault(message)
+        if reason:
+            faults.append(Fault(reason, where=f"messages[{index}]"))
+        else:
+            checked.append({**message, "content": _joined(message.get("content"))})
+    if faults:
+        raise UnsupportedError.from_faults(faults, f"{len(faults)} messages cannot be read")
+    return checked
+
+
+def _message_fault(message: Any) -> str:
+    """Why one message is refused; empty when it is not."""
+    if not isinstance(message, Mapping):
+        return f"a message is an object with role and content, not {message!r}"
+    role = message.get("role")
+    if role not in ROLES:
+        return f"role {role!r} is not one of {', '.join(ROLES)}"
+    content = message.get("content")
+    if content is None:
+        calls = role == "assistant" and message.get("tool_calls")
+        return "" if calls else "content is missing; only an assistant's message with tool_calls has none"
+    if isinstance(content, str):
+        return ""
+    if not isinstance(content, list):
+        return f"content {content!r} is neither text nor a list of parts"
+    return next((reason for part in content if (reason := _part_fault(part))), "")
+
+
+def _part_fault(part: Any) -> str:
+    """Why one part of a content list is refused; empty when it is not."""
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        return f"content part {kind!r} is not of type 'text', the only one that is read"
+    return "" if isinstance(part.get("text"), str) else "a text part has no text"
+
+
+def _joined(content: str | list[Mapping[str, Any]] | None) -> str | None:
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
+
+
+def encode_messages(tokenizer: Any, messages: Any) -> list[int]:
+    """Token ids of `messages` by the tokenizer's chat template, up to where the answer begins.
+
+    Without a template the contents are joined by newlines and continued as plain text. `developer` becomes `system`
+    where the template does not know it; beside a system message at the start the two become one.
+
+    Raises:
+        UnsupportedError: a message's shape is refused, or the template refuses the conversation.
+    """
+    checked = check_messages(messages)
+    if not tokenizer.chat_template:
+        return encode_text(tokenizer, "\n".join(message["content"] or "" for message in checked))
+    checked = _without_developer(checked, str(tokenizer.chat_template))
+    try:
+        text = tokenizer.apply_chat_template(checked, tokenize=False, add_generation_prompt=True)
+    except (jinja2.TemplateError, TypeError) as error:
+        raise UnsupportedError(
+            f"the model's chat template refuses these messages: {error}",
+            remedy="change the roles or their order, or start a new conversation",
+        ) from error
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of plain text to be continued, with the special tokens that the tokenizer puts in front.
+
+    Raises:
+        UnsupportedError: there is no token to start from.
+    """
+    token_ids = tokenizer(text)["input_ids"]
+    if not token_ids:
+        raise UnsupportedError("the prompt is empty", remedy="give at least one character")
+    return token_ids
+
+
+def _without_developer(messages: list[Message], template: str) -> list[Message]:
+    """`developer` messages as `system` ones for a `template` that does not name the role; one system turn at most leads."""
+    if "developer" in template or all(message["role"] != "developer" for message in messages):
+        return messages
+    renamed = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+    leading = next((index for index, message in enumerate(renamed) if message["role"] != "system"), len(renamed))
+    head = {**renamed[0], "content": "\n\n".join(message["content"] for message in renamed[:leading])}
+    return [head, *renamed[leading:]] if leading else renamed

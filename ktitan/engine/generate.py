@@ -1,0 +1,319 @@
+"""The generation loop for one sequence: chunked prefill, then one token a step, with any causal model of transformers.
+
+Shape letters: T tokens of a step, S tokens of the sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from ktitan.engine.cache import KtitanCache
+from ktitan.engine.conversation import encode_messages, encode_text
+from ktitan.engine.detokenize import Detokenizer, StopStrings
+from ktitan.engine.sampling import Sampler, Sampling
+from ktitan.errors import UnsupportedError
+
+__all__ = ["GenerationStats", "cache_keyword", "end_ids", "generate_tokens", "new_cache", "stream"]
+
+log = logging.getLogger("ktitan.engine.generate")
+
+# The KV argument of a model's forward: the first since transformers 5.24, the second before.
+CACHE_KEYWORDS = ("cache", "past_key_values")
+
+
+@dataclass
+class GenerationStats:
+    """What a generation did; it is filled while the generation runs, and adds up over several when it is given again.
+
+    Times are those of the model and the sampler alone: what the reader of the stream does in between is not counted.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt that were run, without those that a given cache already held.
+        prefill_seconds: time from the start to the first token.
+        new_tokens: tokens handed out; the end mark is not one of them.
+        decode_steps: forward passes after the prompt's.
+        decode_seconds: time of those passes.
+        stop_reason: "stop" (end mark or stop string), "length", "context" (the model's positions ran out), or "closed"
+            (the reader went away); empty while it runs.
+    """
+
+    prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    new_tokens: int = 0
+    decode_steps: int = 0
+    decode_seconds: float = 0.0
+    stop_reason: str = ""
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens a second; 0 before there are any."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Decode steps a second; 0 before there are any."""
+        return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def cache_keyword(model: torch.nn.Module) -> str:
+    """The name under which `model.forward` takes the KV cache.
+
+    Raises:
+        UnsupportedError: it takes none under a known name.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_KEYWORDS if name in parameters), None)
+    if name is None:
+        raise UnsupportedError(f"{type(model).__name__}.forward takes none of {', '.join(CACHE_KEYWORDS)}")
+    return name
+
+
+def new_cache(model: Any) -> Any:
+    """An empty cache for one sequence: ktitan's pages, or transformers' own for layers that keep a running state."""
+    try:
+        return KtitanCache(config=model.config)
+    except UnsupportedError as error:
+        log.info("transformers' cache is used: %s", error.message)
+        return DynamicCache(config=model.config)
+
+
+def end_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
+    """All ids that end an answer: those of generation_config, of config and the tokenizer's own, together."""
+    text_config = model.config.get_text_config(decoder=True)
+    holders = (getattr(model, "generation_config", None), model.config, text_config, tokenizer)
+    ends: set[int] = set()
+    for holder in holders:
+        value = getattr(holder, "eos_token_id", None)
+        ends.update([value] if isinstance(value, int) else value or ())
+    return frozenset(ends)
+
+
+def generate_tokens(
+    model: Any,
+    input_ids: torch.Tensor | Sequence[int],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    eos_ids: Iterable[int] = (),
+    ignore_eos: bool = False,
+    chunk_tokens: int = 512,
+    cache: Any = None,
+    stats: GenerationStats | None = None,
+) -> Generator[int, None, None]:
+    """Ids that follow `input_ids`, each as soon as it is chosen; the end mark is not handed out.
+
+    The arguments are checked at the call, the model runs while the iterator is read, and never ahead of it.
+
+    Args:
+        model: causal language model of transformers, stock or injected.
+        input_ids: the whole sequence so far, [S] or [1, S] int64.
+        max_new_tokens: at most so many ids, >= 1; fewer when the model's positions run out.
+        sampling: how to choose; None is greedy.
+        eos_ids: ids that end the sequence.
+        ignore_eos: go on after an end id, which is then handed out like any other.
+        chunk_tokens: tokens of the prompt in one forward pass. Models that keep a running state get it in one pass,
+            since their stock code restarts the state at every pass of more than one token.
+        cache: may hold the keys and values of the first tokens of `input_ids`, but not of the last one.
+        stats: filled with counts and times.
+
+    Raises:
+        UnsupportedError: an argument is out of its range, or the prompt is longer than the model's positions.
+    """
+    prompt = _prompt_row(input_ids)
+    for name, value in (("max_new_tokens", max_new_tokens), ("chunk_tokens", chunk_tokens)):
+        if not isinstance(value, int) or value < 1:
+            raise UnsupportedError(f"{name} must be a whole number >= 1, not {value!r}")
+    cache = new_cache(model) if cache is None else cache
+    cached = int(cache.get_seq_length())
+    if cached >= prompt.shape[1]:
+        raise UnsupportedError(f"the cache holds {cached} tokens, but the prompt has only {prompt.shape[1]}")
+    room = _room(model, prompt.shape[1])
+    stats = GenerationStats() if stats is None else stats
+    decoder = _Decoder(model, cache, Sampler(sampling or Sampling(greedy=True), prompt[0].tolist()), stats)
+    chunk = prompt.shape[1] if getattr(model, "_is_stateful", False) else chunk_tokens
+    ends = frozenset() if ignore_eos else frozenset(eos_ids)
+    limit, limit_reason = (max_new_tokens, "length") if max_new_tokens <= room else (room, "context")
+    return _tokens(decoder, prompt[:, cached:].split(chunk, dim=1), ends, limit, limit_reason)
+
+
+def _tokens(
+    decoder: _Decoder, chunks: Sequence[torch.Tensor], ends: frozenset[int], limit: int, limit_reason: str
+) -> Generator[int, None, None]:
+    stats = decoder.stats
+    stats.stop_reason, reason = "", "closed"
+    try:
+        token = decoder.prefill(chunks)
+        for left in range(limit - 1, -1, -1):
+            if token in ends:
+                reason = "stop"
+                return
+            stats.new_tokens += 1
+            yield token
+            if left:
+                token = decoder.decode(token)
+        reason = limit_reason
+    finally:
+        stats.stop_reason = reason
+
+
+class _Decoder:
+    """Runs the model over one sequence and times it."""
+
+    def __init__(self, model: Any, cache: Any, sampler: Sampler, stats: GenerationStats) -> None:
+        self.stats = stats
+        self._model = model
+        self._sampler = sampler
+        self._device = model.device
+        self._arguments = {cache_keyword(model): cache, "use_cache": True}
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            self._arguments["logits_to_keep"] = 1
+
+    def prefill(self, chunks: Sequence[torch.Tensor]) -> int:
+        """Run the prompt's chunks, each [1, T], and choose the first new token."""
+        for chunk in chunks:
+            started = time.perf_counter()
+            logits = self._forward(chunk.to(self._device))
+            self.stats.prompt_tokens += chunk.shape[1]
+            self.stats.prefill_seconds += time.perf_counter() - started
+        started = time.perf_counter()
+        token = self._sampler(logits)
+        self.stats.prefill_seconds += time.perf_counter() - started
+        return token
+
+    def decode(self, token: int) -> int:
+        """Run one token and choose the next."""
+        started = time.perf_counter()
+        chosen = self._sampler(self._forward(torch.tensor([[token]], device=self._device)))
+        self.stats.decode_steps += 1
+        self.stats.decode_seconds += time.perf_counter() - started
+        return chosen
+
+    @torch.inference_mode()
+    def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Logits [1, V] that follow the last of `input_ids` [1, T]."""
+        return self._model(input_ids=input_ids, **self._arguments).logits[:, -1, :]
+
+
+def _prompt_row(input_ids: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    """`input_ids` as [1, S] int64 on the CPU."""
+    row = torch.as_tensor(input_ids, dtype=torch.int64, device="cpu")
+    row = row.unsqueeze(0) if row.dim() == 1 else row
+    if row.dim() != 2 or row.shape[0] != 1 or row.shape[1] == 0:
+        raise UnsupportedError(f"input_ids must be one sequence of at least one token, not shape {tuple(row.shape)}")
+    return row
+
+
+def _room(model: Any, prompt_tokens: int) -> int:
+    """How many tokens may follow the prompt before the model's positions run out."""
+    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if not positions:
+        return 2**63
+    if prompt_tokens >= positions:
+        raise UnsupportedError(
+            f"the prompt has {prompt_tokens} tokens, but the model has positions for {positions} with the answer",
+            where="max_position_embeddings",
+            remedy="shorten the prompt or start a new conversation",
+        )
+    return positions - prompt_tokens
+
+
+def stream(
+    model: Any,
+    tokenizer: Any,
+    messages_or_text: str | Sequence[dict[str, Any]],
+    *,
+    max_new_tokens: int = 512,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+    greedy: bool | None = None,
+    ignore_eos: bool = False,
+    stop: str | Sequence[str] = (),
+    chunk_tokens: int = 512,
+    cache: Any = None,
+    stats: GenerationStats | None = None,
+) -> Generator[str, None, None]:
+    """Pieces of the answer's text as they become certain; closing the iterator ends the work at once.
+
+    A list of messages (`{"role": ..., "content": ...}`) goes through the tokenizer's chat template; where there is none
+    the contents are joined by newlines and continued. A string is continued as plain text, without a template.
+    Sampling options that are None come from the model's generation_config (see `Sampling.resolve`).
+
+    Args:
+        model: causal language model of transformers, stock or injected.
+        tokenizer: the model's tokenizer.
+        messages_or_text: conversation or plain text.
+        max_new_tokens: at most so many tokens; fewer when the model's positions run out (`stats.stop_reason`).
+        temperature, top_p, top_k, min_p, repetition_penalty, seed, greedy: see `Sampling`.
+        ignore_eos: go on after the model's end marks.
+        stop: strings before whose first occurrence in the answer the text ends.
+        chunk_tokens: tokens of the prompt in one forward pass.
+        cache: see `generate_tokens`.
+        stats: filled with counts and times.
+
+    Raises:
+        UnsupportedError: messages, options or the prompt's length are refused; at the call, not at the first piece.
+    """
+    plain = isinstance(messages_or_text, str)
+    encode = encode_text if plain else encode_messages
+    stats = GenerationStats() if stats is None else stats
+    sampling = Sampling.resolve(
+        getattr(model, "generation_config", None),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        greedy=greedy,
+    )
+    tokens = generate_tokens(
+        model,
+        encode(tokenizer, messages_or_text),
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        eos_ids=end_ids(model, tokenizer),
+        ignore_eos=ignore_eos,
+        chunk_tokens=chunk_tokens,
+        cache=cache,
+        stats=stats,
+    )
+    return _pieces(tokens, Detokenizer(tokenizer), StopStrings(_stops(stop)), stats)
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings as a tuple; none of them may be empty, since that is found everywhere."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if any(not isinstance(text, str) or not text for text in stops):
+        raise UnsupportedError(f"stop strings must be non-empty text, not {stop!r}")
+    return stops
+
+
+def _pieces(
+    tokens: Generator[int, None, None], detokenizer: Detokenizer, stops: StopStrings, stats: GenerationStats
+) -> Generator[str, None, None]:
+    """Text pieces of `tokens` up to a stop string; whatever ends this ends `tokens` too."""
+    with closing(tokens):
+        for token in tokens:
+            if piece := stops.push(detokenizer.push(token)):
+                yield piece
+            if stops.stopped:
+                break
+        else:
+            last = stops.push(detokenizer.finish())
+            if piece := last + stops.finish():
+                yield piece
+    if stops.stopped:
+        stats.stop_reason = "stop"

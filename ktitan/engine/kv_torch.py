@@ -1,0 +1,367 @@
+"""The plain KV pool: pages in torch tensors, on any device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ktitan.context import PAGE_TOKENS, KVLayerSpec, KVPool
+from ktitan.engine.kv_pages import PageLedger
+from ktitan.engine.kv_store import PageStore, WritePart
+from ktitan.errors import BudgetError, UnsupportedError
+
+__all__ = ["TorchKVPool"]
+
+# Pages that a growing pool gets beyond the need, so that a sequence's pages stay neighbours: 1,024 to 16,384 tokens.
+_AHEAD_MIN_PAGES = 16
+_AHEAD_MAX_PAGES = 256
+
+
+@dataclass
+class _Sequence:
+    """Pages in order, and the tokens that each layer holds."""
+
+    table: list[int] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths.values(), default=0)
+
+    @property
+    def shortest(self) -> int:
+        return min(self.lengths.values(), default=0)
+
+
+class TorchKVPool(KVPool):
+    """A pool whose pages are rows of torch tensors.
+
+    It is not thread-safe: one engine owns it. Memory grows in chunks that never move. Pages of freed sequences are
+    used again first; `trim` gives memory back.
+
+    Args:
+        budget_bytes: bytes that the tensors of all layers may take together, free pages included; None: no limit.
+            A page is paid for in every layer declared so far, so a step that does not fit is refused in its first
+            layer, once each layer has been seen.
+    """
+
+    def __init__(self, budget_bytes: int | None = None) -> None:
+        self.budget_bytes = budget_bytes
+        self._ledger = PageLedger()
+        self._store = PageStore()
+        self._sequences: dict[int, _Sequence] = {}
+        self._next_id = 0
+        # Raised when any table or reference count changes: the age of the two plans that the layers of a step share.
+        self._version = 0
+        self._write_plan: tuple[Any, list[WritePart]] | None = None
+        self._read_plan: tuple[Any, dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles make their own plans: these hold views of our tensors.
+        return self.__dict__ | {"_write_plan": None, "_read_plan": None}
+
+    def new_sequence(self) -> int:
+        """The id of a new, empty sequence; ids are never used again."""
+        return self._enter(_Sequence())
+
+    def fork(self, sequence: int) -> int:
+        """The id of a new sequence that shares all pages of `sequence`; either one copies a page before writing it.
+
+        Raises:
+            UnsupportedError: `sequence` is unknown.
+        """
+        source = self._find(sequence)
+        self._ledger.share(source.table)
+        self._version += 1
+        return self._enter(_Sequence(list(source.table), dict(source.lengths)))
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence; pages that nobody else uses return to the pool.
+
+        Raises:
+            UnsupportedError: `sequence` is unknown.
+        """
+        self._ledger.release(self._find(sequence).table)
+        del self._sequences[sequence]
+        self._version += 1
+
+    def reserve(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
+        """Get pages for the next `tokens[i]` tokens of `sequences[i]`; see `KVPool.reserve`.
+
+        Layers that have not been declared yet are not counted.
+        """
+        states = self._distinct(sequences)
+        ends = [state.longest + count for state, count in zip(states, tokens, strict=True)]
+        self._claim(states, [state.shortest for state in states], ends)
+
+    def append_packed(
+        self, layer: int, sequences: Sequence[int], tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Write the next tokens of one layer for several sequences; see `KVPool.append_packed`."""
+        states = self._distinct(sequences)
+        is_new = self._check(layer, sum(tokens), keys, values)
+        if is_new:
+            self._declare(layer, keys, values)
+        starts = tuple(state.lengths.get(layer, 0) for state in states)
+        try:
+            parts = self._plan_write(tuple(sequences), states, starts, tuple(tokens), keys.device)
+        except BudgetError:
+            if is_new:
+                del self._store.layers[layer]
+            raise
+        self._store.layers[layer].write(parts, keys, values)
+        for state, start, count in zip(states, starts, tokens, strict=True):
+            state.lengths[layer] = start + count
+
+    def gather_batch(self, layer: int, sequences: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """All tokens of one layer of B sequences: keys [B, S, Hk, Dk], values [B, S, Hv, Dv]; see `KVPool`.
+
+        A view where all pages are neighbours, as with a single sequence that nothing disturbed; one copy otherwise.
+        """
+        spec = self.spec(layer)
+        states = [self._find(sequence) for sequence in sequences]
+        lengths = {state.lengths.get(layer, 0) for state in states}
+        if len(lengths) != 1:
+            raise UnsupportedError(
+                f"sequences of {sorted(lengths)} tokens cannot be gathered as one tensor",
+                f"layer {layer}",
+                "gather them one by one, or pad them to one length",
+            )
+        (length,) = lengths
+        if length == 0:
+            empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
+            shape = (len(states), 0)
+            return empty.view(*shape, spec.key_heads, spec.key_dim), empty.view(
+                *shape, spec.value_heads, spec.value_dim
+            )
+        keys, values = self._plan_read(layer, tuple(sequences), states, _pages(length))
+        return _join(keys, len(states), length), _join(values, len(states), length)
+
+    def pages(self, layer: int, sequence: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The pages of one layer in order, each keys [n, Hk, Dk] and values [n, Hv, Dv] with n <= 64 (views)."""
+        state = self._find(sequence)
+        length = state.lengths.get(layer, 0)
+        for index, page in enumerate(state.table[: _pages(length)]):
+            yield self._store.page(layer, page, min(PAGE_TOKENS, length - index * PAGE_TOKENS))
+
+    def length(self, layer: int, sequence: int) -> int:
+        """S, the tokens that one layer holds of one sequence; 0 for a layer that has not been declared."""
+        return self._find(sequence).lengths.get(layer, 0)
+
+    def crop(self, sequence: int, length: int) -> None:
+        """Keep the first `length` tokens in every layer; pages that become empty return to the pool.
+
+        Raises:
+            UnsupportedError: `length` is negative, or `sequence` is unknown.
+        """
+        state = self._find(sequence)
+        if length < 0:
+            raise UnsupportedError(
+                f"a sequence cannot be cropped to {length} tokens", remedy="give a length of 0 or more"
+            )
+        for layer, tokens in state.lengths.items():
+            state.lengths[layer] = min(tokens, length)
+        kept = _pages(state.longest)
+        self._ledger.release(state.table[kept:])
+        del state.table[kept:]
+        self._version += 1
+
+    def table(self, sequence: int) -> tuple[int, ...]:
+        """The page numbers of one sequence, in order; reserved pages come last."""
+        return tuple(self._find(sequence).table)
+
+    def layers(self) -> Sequence[int]:
+        """The layers that have been declared, ascending."""
+        return sorted(self._store.layers)
+
+    def spec(self, layer: int) -> KVLayerSpec:
+        """What a declared layer stores.
+
+        Raises:
+            UnsupportedError: the layer has not been declared.
+        """
+        store = self._store.layers.get(layer)
+        if store is None:
+            raise UnsupportedError("the layer holds no tokens", f"layer {layer}", "append to it first")
+        return store.spec
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages in use, over all layers."""
+        return self._ledger.used * self._store.page_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all tensors, those of free pages included: what the budget limits."""
+        return self._store.pages * self._store.page_bytes
+
+    def trim(self) -> int:
+        """Give the free pages behind the last used one back to the allocator; the bytes that this frees."""
+        before = self.allocated_bytes
+        self._store.shrink(self._ledger.drop_free_tail())
+        self._version += 1
+        self._write_plan = self._read_plan = None
+        return before - self.allocated_bytes
+
+    def _enter(self, state: _Sequence) -> int:
+        sequence, self._next_id = self._next_id, self._next_id + 1
+        self._sequences[sequence] = state
+        return sequence
+
+    def _find(self, sequence: int) -> _Sequence:
+        state = self._sequences.get(sequence)
+        if state is None:
+            raise UnsupportedError(
+                f"the pool has no sequence {sequence}", remedy="it was freed, or it belongs to another pool"
+            )
+        return state
+
+    def _distinct(self, sequences: Sequence[int]) -> list[_Sequence]:
+        if len(set(sequences)) != len(sequences):
+            raise UnsupportedError(
+                f"a sequence is named twice in {list(sequences)}", remedy="append its tokens in one piece"
+            )
+        return [self._find(sequence) for sequence in sequences]
+
+    def _check(self, layer: int, tokens: int, keys: torch.Tensor, values: torch.Tensor) -> bool:
+        """Whether the layer is new; raises when the tensors are not what it stores."""
+        if keys.ndim != 3 or values.ndim != 3 or keys.shape[0] != tokens or values.shape[0] != tokens:
+            raise UnsupportedError(
+                f"keys {list(keys.shape)} and values {list(values.shape)} are not [T, heads, dim] with T = {tokens}",
+                f"layer {layer}",
+                "pack the tokens of the step in one row",
+            )
+        if keys.requires_grad or values.requires_grad:
+            raise UnsupportedError(
+                "keys or values require gradients, which the pool cannot carry",
+                f"layer {layer}",
+                "run the model under torch.no_grad() or torch.inference_mode()",
+            )
+        store = self._store.layers.get(layer)
+        expected = _spec_of(keys, values) if store is None else store.spec
+        if _spec_of(keys, values) != expected or (values.dtype, values.device) != (keys.dtype, keys.device):
+            raise UnsupportedError(
+                f"keys {_describe(keys)} and values {_describe(values)} do not fit what the layer stores: "
+                f"keys [T, {expected.key_heads}, {expected.key_dim}], values [T, {expected.value_heads}, "
+                f"{expected.value_dim}], both {expected.dtype} on {expected.device}",
+                f"layer {layer}",
+                "use one pool for each model",
+            )
+        return store is None
+
+    def _declare(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Make a new layer's storage; raises BudgetError when the pages in use do not fit in it."""
+        spec = _spec_of(keys, values)
+        needed = self._store.pages * PAGE_TOKENS * spec.token_bytes
+        if self.budget_bytes is not None and self.allocated_bytes + needed > self.budget_bytes:
+            self.trim()
+            needed = self._store.pages * PAGE_TOKENS * spec.token_bytes
+            self._afford(needed, f"{self._store.pages} pages of layer {layer}")
+        self._store.declare(layer, spec)
+
+    def _plan_write(
+        self,
+        sequences: tuple[int, ...],
+        states: list[_Sequence],
+        starts: tuple[int, ...],
+        tokens: tuple[int, ...],
+        device: torch.device,
+    ) -> list[WritePart]:
+        """Get the pages that an append needs and say where its tokens go: once for all layers of a step."""
+        key = (sequences, starts, tokens, device)
+        if self._write_plan is not None and self._write_plan[0] == (self._version, *key):
+            return self._write_plan[1]
+        self._claim(states, starts, [start + count for start, count in zip(starts, tokens, strict=True)])
+        parts = self._store.write_parts([state.table for state in states], starts, tokens, device)
+        self._write_plan = ((self._version, *key), parts)
+        return parts
+
+    def _plan_read(
+        self, layer: int, sequences: tuple[int, ...], states: list[_Sequence], pages: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views that make up the first `pages` pages of each sequence: kept until a table changes."""
+        key = (self._version, sequences, pages)
+        if self._read_plan is None or self._read_plan[0] != key:
+            self._read_plan = (key, {})
+        known = self._read_plan[1]
+        if layer not in known:
+            known[layer] = self._store.views(layer, [page for state in states for page in state.table[:pages]])
+        return known[layer]
+
+    def _claim(self, states: Sequence[_Sequence], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Make positions `starts[i]` to `ends[i]` - 1 of each sequence writable: own pages, enough of them."""
+        missing = 0
+        shared: list[tuple[_Sequence, int]] = []
+        for state, start, end in zip(states, starts, ends, strict=True):
+            missing += max(0, _pages(end) - len(state.table))
+            written = range(start // PAGE_TOKENS, min(_pages(end), len(state.table)) if end > start else 0)
+            shared += [(state, index) for index in written if self._ledger.references(state.table[index]) > 1]
+        # Of all users of a page the last one to write keeps it.
+        writers = Counter(state.table[index] for state, index in shared)
+        copies = sum(min(count, self._ledger.references(page) - 1) for page, count in writers.items())
+        if missing + copies == 0:
+            return
+        self._provide(missing + copies)
+        self._version += 1
+        for state, index in shared:
+            self._make_own(state, index)
+        for state, end in zip(states, ends, strict=True):
+            while len(state.table) < _pages(end):
+                state.table.append(self._ledger.take(state.table[-1] if state.table else None))
+
+    def _make_own(self, state: _Sequence, index: int) -> None:
+        """Replace a page that others use, too, by a copy."""
+        page = state.table[index]
+        if self._ledger.references(page) > 1:
+            copy = self._ledger.take(page)
+            self._store.copy_page(page, copy)
+            self._ledger.release((page,))
+            state.table[index] = copy
+
+    def _provide(self, pages: int) -> None:
+        """See to it that `pages` pages are free; raises BudgetError when they cannot be."""
+        missing = pages - self._ledger.free
+        if missing <= 0:
+            return
+        page_bytes = self._store.page_bytes
+        self._afford(missing * page_bytes, f"{missing} pages in {len(self._store.layers)} layers")
+        ahead = min(max(self._store.pages // 2, _AHEAD_MIN_PAGES), _AHEAD_MAX_PAGES)
+        if self.budget_bytes is not None and page_bytes:
+            ahead = min(ahead, (self.budget_bytes - self.allocated_bytes) // page_bytes - missing)
+        self._store.grow(missing + ahead)
+        self._ledger.extend(missing + ahead)
+
+    def _afford(self, needed_bytes: int, purpose: str) -> None:
+        if self.budget_bytes is None or self.allocated_bytes + needed_bytes <= self.budget_bytes:
+            return
+        raise BudgetError(
+            f"{needed_bytes} more bytes are needed for {purpose}, {self.budget_bytes - self.allocated_bytes} of "
+            f"{self.budget_bytes} are available",
+            "KV pool",
+            "free or crop sequences, use a shorter prompt or a smaller batch, or raise the KV budget",
+        )
+
+
+def _pages(tokens: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // PAGE_TOKENS)
+
+
+def _spec_of(keys: torch.Tensor, values: torch.Tensor) -> KVLayerSpec:
+    """What a layer stores whose first tokens are keys [T, Hk, Dk] and values [T, Hv, Dv]."""
+    (_, key_heads, key_dim), (_, value_heads, value_dim) = keys.shape, values.shape
+    return KVLayerSpec(key_heads, key_dim, value_heads, value_dim, keys.dtype, keys.device)
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+
+
+def _join(views: list[torch.Tensor], batch: int, length: int) -> torch.Tensor:
+    """[B, S, heads, dim] from views that hold B equal numbers of whole pages in order."""
+    joined = views[0] if len(views) == 1 else torch.cat(views)
+    return joined.view(batch, -1, *joined.shape[1:])[:, :length]

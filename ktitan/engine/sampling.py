@@ -1,0 +1,193 @@
+"""How the next token is chosen: checked options, transformers' own processors, and a random stream of its own.
+
+The random numbers come from a CPU generator and choose by the inverse of the cumulative probabilities, so a seed gives
+the same draws on every device, and torch's global generator is never touched.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ktitan.errors import Fault, UnsupportedError
+
+__all__ = ["Sampler", "Sampling"]
+
+# Below this the distribution is one token in float32 unless two logits are equal to the last bits.
+GREEDY_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of the choice; the defaults sample from the model's own distribution.
+
+    Attributes:
+        temperature: divides the logits, >= 0; 0 is greedy.
+        top_p: smallest set of tokens with at least this probability, 0 to 1; 1 is off, 0 is greedy.
+        top_k: so many likeliest tokens, >= 0; 0 is off, 1 is greedy.
+        min_p: tokens with at least this share of the likeliest one's probability, 0 to 1; 0 is off, 1 is greedy.
+        repetition_penalty: > 0; above 1 makes tokens that already stand in the sequence less likely; 1 is off.
+        seed: the same seed gives the same text; None draws a fresh one.
+        greedy: always the likeliest token (after the repetition penalty).
+
+    Raises:
+        UnsupportedError: every value outside its range, all at once.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        names = [name for name in _RANGES if name != "seed" or self.seed is not None]
+        faults = [fault for name in names if (fault := _fault(self, name))]
+        if faults:
+            raise UnsupportedError.from_faults(faults, f"{len(faults)} sampling options are out of range")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether only one token can be chosen, since an option says so or its limit does."""
+        limits = (self.temperature < GREEDY_TEMPERATURE, self.top_p == 0, self.top_k == 1, self.min_p == 1)
+        return self.greedy or any(limits)
+
+    @classmethod
+    def resolve(
+        cls,
+        generation_config: Any = None,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        greedy: bool | None = None,
+    ) -> Sampling:
+        """Options given by the user (not None), completed from the model's `generation_config`.
+
+        Who gives none of temperature, top_p, top_k and min_p gets what the model's authors chose: sampling where
+        `do_sample` is true, else greedy. Who gives any of them wants sampling.
+        """
+        shaping = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+        given = {**shaping, "repetition_penalty": repetition_penalty}
+        values = {name: _default_of(generation_config, name) for name in given}
+        values |= {name: value for name, value in given.items() if value is not None}
+        if greedy is None:
+            chosen = any(value is not None for value in shaping.values())
+            greedy = not chosen and not getattr(generation_config, "do_sample", False)
+        return cls(**values, seed=seed, greedy=greedy)
+
+
+def _default_of(generation_config: Any, name: str) -> Any:
+    """The model's own value of an option, or ktitan's default where the model says nothing."""
+    value = getattr(generation_config, name, None)
+    return _DEFAULTS[name] if value is None else value
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+
+
+def _fault(sampling: Sampling, name: str) -> Fault | None:
+    """What is wrong with one option, if anything; NaN fails every comparison and a bool is no number here."""
+    kinds, low, high, allowed = _RANGES[name]
+    value = getattr(sampling, name)
+    fits = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+    return None if fits else Fault(f"{value!r} is not {allowed}", where=name)
+
+
+# Option -> types, least and greatest value, and the range in words.
+_RANGES: dict[str, tuple[tuple[type, ...], float, float, str]] = {
+    "temperature": ((int, float), 0, sys.float_info.max, "a number >= 0"),
+    "top_p": ((int, float), 0, 1, "a number from 0 to 1"),
+    "top_k": ((int,), 0, sys.maxsize, "a whole number >= 0 (0 is off)"),
+    "min_p": ((int, float), 0, 1, "a number from 0 to 1"),
+    "repetition_penalty": ((int, float), sys.float_info.min, sys.float_info.max, "a number > 0"),
+    # What torch.Generator.manual_seed takes.
+    "seed": ((int,), -(2**63), 2**64 - 1, "a whole number from -2^63 to 2^64 - 1"),
+}
+
+
+class Sampler:
+    """Chooses tokens of one sequence by `sampling`.
+
+    Args:
+        sampling: the options.
+        prompt_ids: the sequence so far; only a repetition penalty looks at it.
+    """
+
+    def __init__(self, sampling: Sampling, prompt_ids: Sequence[int] = ()) -> None:
+        self._greedy = sampling.is_greedy
+        self._processors = _processors(sampling)
+        # A dict is an ordered set here: the penalty acts once on a token, however often it stands in the sequence.
+        self._penalised = dict.fromkeys(prompt_ids) if sampling.repetition_penalty != 1 else None
+        self._generator = torch.Generator()
+        if sampling.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(sampling.seed)
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        """The next token's id for `logits` [1, V] of any float dtype and device.
+
+        Raises:
+            ArithmeticError: the logits hold NaN, so the model's arithmetic is broken.
+        """
+        seen = torch.tensor([list(self._penalised or ())], dtype=torch.int64, device=logits.device)
+        scores = self._processors(seen, logits.float())
+        token = self._likeliest(scores) if self._greedy else self._draw(scores)
+        if self._penalised is not None:
+            self._penalised[token] = None
+        return token
+
+    @staticmethod
+    def _likeliest(scores: torch.Tensor) -> int:
+        best = scores[0].max(dim=-1)
+        if math.isnan(best.values.item()):
+            raise ArithmeticError("the model's logits hold NaN")
+        return int(best.indices.item())
+
+    def _draw(self, scores: torch.Tensor) -> int:
+        cumulative = torch.softmax(scores[0].double(), dim=-1).cumsum(dim=-1)
+        total = cumulative[-1].item()
+        if math.isnan(total):
+            raise ArithmeticError("the model's logits hold NaN")
+        uniform = torch.rand((), generator=self._generator, dtype=torch.float64).item()
+        # The product may round up to the total, beyond which there is no token.
+        point = min(uniform * total, math.nextafter(total, 0))
+        # right=True skips tokens of probability zero, whose cumulative value equals their neighbour's.
+        return int(torch.searchsorted(cumulative, point, right=True).item())
+
+
+def _processors(sampling: Sampling) -> LogitsProcessorList:
+    """transformers' processors for the options that are on, in transformers' own order."""
+    chain = LogitsProcessorList()
+    if sampling.repetition_penalty != 1:
+        chain.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
+    if sampling.is_greedy:
+        return chain
+    if sampling.temperature != 1:
+        chain.append(TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k > 0:
+        chain.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        chain.append(TopPLogitsWarper(float(sampling.top_p)))
+    if sampling.min_p > 0:
+        chain.append(MinPLogitsWarper(float(sampling.min_p)))
+    return chain

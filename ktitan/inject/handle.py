@@ -1,0 +1,133 @@
+"""`model.ktitan`: the plan, figures, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ktitan.errors import UnsupportedError
+from ktitan.inject.journal import Journal
+from ktitan.inject.materialize import stock_dtypes
+from ktitan.plan.rows import Plan
+from ktitan.tiers import parse_budget
+from ktitan.weights.module_weights import BoundWeights
+
+__all__ = ["Handle"]
+
+
+class Handle:
+    """What an injected model knows about itself.
+
+    Attributes:
+        plan: the plan that was carried out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        journal: Journal,
+        replaced: list[tuple[str, nn.Module]],
+        originals: dict[str, torch.Tensor] | None,
+    ) -> None:
+        self.plan = plan
+        self._model = model
+        self._journal = journal
+        self._replaced = replaced
+        self._originals = originals
+        self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes that the model holds now, by tier: summed over its real tensors, each storage once."""
+        held: dict[str, int] = {}
+        seen: set[int] = set()
+        for tensor in [*self._model.parameters(), *self._model.buffers()]:
+            storage = tensor.untyped_storage()
+            if tensor.is_meta or storage.data_ptr() in seen:
+                continue
+            seen.add(storage.data_ptr())
+            tier = "ram" if tensor.device.type == "cpu" else "vram"
+            held[tier] = held.get(tier, 0) + storage.nbytes()
+        return {"resident_bytes": held, "planned_bytes": self.plan.totals, "limits": self.plan.limits}
+
+    def rebudget(self, budget: str) -> None:
+        """Change the budget of the running model.
+
+        Raises:
+            BudgetError: not a budget.
+            UnsupportedError: this version has no operator that can give up bytes once loaded.
+        """
+        parse_budget(budget)
+        raise UnsupportedError(
+            "no operator of this model can move its weights while it runs",
+            type(self._model).__name__,
+            "call undo(), then optimize_and_load with the new budget",
+        )
+
+    def undo(self) -> nn.Module:
+        """Put the stock modules back with their own tensors, bit for bit, and return the model.
+
+        Tensors come from the originals kept in memory, from the operators where they hold them unchanged (a model that
+        was its own source), or are read from the source again.
+
+        Raises:
+            UnsupportedError: the stock tensors are nowhere any more.
+            WeightError, IoError: the source cannot be read; the model stays injected.
+        """
+        stock_tensors = {path: self._tensors(path, stock) for path, stock in self._replaced}
+        kept = self._loaded_state()
+        self._journal.roll_back()
+        for path, stock in self._replaced:
+            _set_tensors(stock, stock_tensors[path])
+        for module, name, tensor, is_parameter in kept:
+            table = module._parameters if is_parameter else module._buffers
+            table[name] = tensor
+        if not self._was_live:
+            self._model.eval()
+            self._tie()
+        return self._model
+
+    def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:
+        """The stock tensors of one replaced module, by relative name."""
+        operator = self._model.get_submodule(path)
+        own_only = bool(getattr(operator, "keeps_children", False))
+        dtypes = stock_dtypes(stock, own_only)
+        real = {name: t for name, t in stock.state_dict(keep_vars=True).items() if name in dtypes and not t.is_meta}
+        missing = [name for name in dtypes if name not in real]
+        if not missing:
+            return {}
+        if self._originals is not None:
+            return {name: self._originals[f"{path}.{name}"] for name in missing}
+        if self.plan.weights is None or self._was_live:
+            raise UnsupportedError(
+                f"the stock tensors of {path} are gone", path, "inject with keep_original=True to be able to undo"
+            )
+        view = BoundWeights(self.plan.weights, path, dtypes)
+        return {name: view.tensor(name) for name in missing}
+
+    def _loaded_state(self) -> list[tuple[nn.Module, str, torch.Tensor, bool]]:
+        """Real tensors of the modules that stayed stock: rolling back would put them on meta again."""
+        state = []
+        for path in self.plan.devices:
+            module = self._model.get_submodule(path)
+            state += [(module, name, t, True) for name, t in module._parameters.items() if t is not None]
+        for module in self._model.modules():
+            state += [(module, name, t, False) for name, t in module._buffers.items() if t is not None]
+        return state
+
+    def _tie(self) -> None:
+        tie = getattr(self._model, "tie_weights", None)
+        if tie is not None and self.plan.weights is not None and self.plan.weights.tied:
+            tie()
+
+
+def _set_tensors(stock: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        owner = stock.get_submodule(path)
+        if leaf in owner._parameters:
+            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            owner._buffers[leaf] = tensor

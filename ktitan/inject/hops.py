@@ -1,0 +1,42 @@
+"""Moves inputs to a module's device and its outputs back, as forward hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ktitan.inject.journal import Journal
+from ktitan.plan.rows import Hop
+
+__all__ = ["add_hop", "moved"]
+
+
+def add_hop(module: nn.Module, hop: Hop, journal: Journal) -> None:
+    """Register the hop's hooks: hidden states, masks, rotary tables and positions all move; a cache stays, since its
+    layers live where they are written.
+    """
+
+    def arrive(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return moved(args, hop.device), moved(kwargs, hop.device)
+
+    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        return moved(output, hop.parent_device)
+
+    journal.add_hook(module.register_forward_pre_hook(arrive, with_kwargs=True))
+    if hop.returns:
+        journal.add_hook(module.register_forward_hook(leave))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """`value` with every tensor in it on `device`; tuples, lists and dicts are followed, other objects left alone."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device == device else value.to(device, non_blocking=True)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(item, device) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(moved(item, device) for item in value)
+    if type(value) is dict:
+        return {key: moved(item, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,67 @@
+"""A module that runs one operator for prompts and another for single tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ktitan.context import Phase, current_step
+from ktitan.inject.hops import moved
+from ktitan.operator import Operator
+
+__all__ = ["PhaseDevices", "PhaseSwitch", "Phases"]
+
+
+@dataclass(frozen=True)
+class PhaseDevices:
+    """Where the two operators compute; the switch as a whole stands on that of decode."""
+
+    decode: torch.device
+    prefill: torch.device
+
+
+class PhaseSwitch(nn.Module):
+    """Stands where the stock module stood; `decode` and `prefill` are its two operators.
+
+    The phase is that of the current step; without one (stock generate), a call of the model with more than one token a
+    sequence is a prefill. A module that sees tokens as one row [T, H] cannot tell by itself, so `Phases` watches the
+    model's input.
+    """
+
+    def __init__(self, decode: Operator, prefill: Operator, phases: Phases, devices: PhaseDevices) -> None:
+        super().__init__()
+        self.decode = decode
+        self.prefill = prefill
+        self._phases = phases
+        self._devices = devices
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator of the phase."""
+        step = current_step()
+        phase = step.phase if step is not None else self._phases.phase
+        if phase is Phase.DECODE:
+            return self.decode(*args, **kwargs)
+        if self._devices.decode == self._devices.prefill:
+            return self.prefill(*args, **kwargs)
+        there = self._devices.prefill
+        return moved(self.prefill(*moved(args, there), **moved(kwargs, there)), self._devices.decode)
+
+
+class Phases:
+    """Tells the phase of a forward pass of the whole model from the shape of its input."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.DECODE
+
+    def watch(self, model: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        """Look at every call of `model` before it runs."""
+        return model.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        tokens = ids if ids is not None else kwargs.get("inputs_embeds")
+        if isinstance(tokens, torch.Tensor) and tokens.dim() >= 2:
+            self.phase = Phase.PREFILL if tokens.shape[1] > 1 else Phase.DECODE

@@ -1,0 +1,108 @@
+"""Turns one matched rule into an operator with a validated config at a device and tier, or into faults."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from ktitan.errors import Fault
+from ktitan.hardware import Hardware
+from ktitan.operator import Operator, OperatorContext
+from ktitan.plan.devices import device_tier
+from ktitan.plan.rows import Choice
+from ktitan.registry import nearest, operators
+from ktitan.rules import PLACEMENT_KEYS, Replace
+
+__all__ = ["Chooser"]
+
+
+class Chooser:
+    """Chooses operators for one plan; configs are validated once a rule, not once a module.
+
+    Faults that are the same for many modules are kept once, with the count.
+    """
+
+    def __init__(self, hardware: Hardware, dtype: torch.dtype, formats: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+        self.hardware = hardware
+        self.dtype = dtype
+        self.formats = formats
+        self._configs: dict[int, Any] = {}
+        self._faults: dict[tuple[str, str, str], list[str]] = {}
+
+    def choose(self, replace: Replace, path: str, module: nn.Module, placement: Mapping[str, str]) -> Choice | None:
+        """The choice for `module`, or None after noting why not."""
+        operator = operators.find(replace.operator)
+        if operator is None:
+            remedy = nearest(replace.operator, [*operators.names(), "keep"])
+            self._note(str(replace.location), f"no operator named {replace.operator!r}", remedy, "")
+            return None
+        config = self._config(operator, replace)
+        device = torch.device(placement["device"])
+        tier = placement.get("home", device_tier(device))
+        context = OperatorContext(
+            path, module, device, tier, self.dtype, self.hardware, self.formats.get(path, {})
+        )
+        if not self._home_is_legal(operator, context, replace) or config is None:
+            return None
+        reason = operator.supports(context, config)
+        if reason is not None:
+            message = f"{replace.operator} cannot replace {type(module).__name__}: {reason}"
+            self._note(str(replace.location), message, 'narrow the match, or use "keep"', path)
+            return None
+        return Choice(operator, config, context)
+
+    def faults(self) -> list[Fault]:
+        """All that was noted, each once, with the first module and the number of the others."""
+        result = []
+        for (where, message, remedy), paths in self._faults.items():
+            paths = [path for path in paths if path]
+            place = f" (at {paths[0]}" + (f" and {len(paths) - 1} more)" if len(paths) > 1 else ")") if paths else ""
+            result.append(Fault(message + place, where, remedy))
+        return result
+
+    def _config(self, operator: type[Operator], replace: Replace) -> Any | None:
+        if id(replace) not in self._configs:
+            self._configs[id(replace)] = self._validated(operator, replace)
+        return self._configs[id(replace)]
+
+    def _validated(self, operator: type[Operator], replace: Replace) -> Any | None:
+        known = [field.name for field in dataclasses.fields(operator.Config)]
+        unknown = [name for name in replace.kwargs if name not in known]
+        for name in unknown:
+            remedy = nearest(name, [*known, *PLACEMENT_KEYS])
+            self._note(_line(replace, name), f"{replace.operator} has no kwarg {name!r}", remedy, "")
+        if unknown:
+            return None
+        try:
+            return TypeAdapter(operator.Config).validate_python(dict(replace.kwargs))
+        except ValidationError as error:
+            for item in error.errors():
+                name = str(item["loc"][0]) if item["loc"] else ""
+                found = f"found {item['input']!r}" if name in replace.kwargs else "it is not given"
+                self._note(_line(replace, name), f"{replace.operator}: kwarg {name!r}: {item['msg']} ({found})", "", "")
+            return None
+
+    def _home_is_legal(self, operator: type[Operator], context: OperatorContext, replace: Replace) -> bool:
+        own = device_tier(context.device)
+        if context.tier == own or context.tier in operator.homes:
+            return True
+        able = [name for name in operators.names() if context.tier in operators.get(name).homes]
+        where = _line(replace, "home")
+        remedy = f"use one of {', '.join(able)}" if able else f"no operator of this version can; set home: {own}"
+        message = f"{operator.operator_name} on {context.device} cannot keep its weights in {context.tier}"
+        self._note(where, message, remedy, context.path)
+        return False
+
+    def _note(self, where: str, message: str, remedy: str, path: str) -> None:
+        self._faults.setdefault((where, message, remedy), []).append(path)
+
+
+def _line(replace: Replace, key: str) -> str:
+    """`file:line` of one kwarg, or of the replacement when the key is not written out."""
+    line = replace.kwarg_lines.get(key)
+    return f"{replace.location.file}:{line}" if line else str(replace.location)

@@ -1,0 +1,276 @@
+"""Rules x module tree x headers x budget -> plan. Pure: nothing is read but headers, nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ktitan.errors import Fault, HardwareError, RuleError, WeightError
+from ktitan.formats.plain import plain_name
+from ktitan.hardware import Hardware
+from ktitan.operator import MemoryNeed
+from ktitan.plan.budget import add_budget
+from ktitan.plan.choose import Chooser
+from ktitan.plan.devices import device_tier
+from ktitan.plan.hops import find_hops
+from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
+from ktitan.plan.visit import Tally, Visit, visit_modules
+from ktitan.rules import RuleSet
+from ktitan.tiers import Budget
+from ktitan.weights.binding import WeightMap, bind
+from ktitan.weights.source import WeightSource
+
+__all__ = ["make_plan", "model_dtype"]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What `make_plan` was given, for its parts."""
+
+    model: nn.Module
+    rules: RuleSet
+    hardware: Hardware
+    dtype: torch.dtype
+    weights: WeightMap | None
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_plan(
+    model: nn.Module,
+    rules: RuleSet,
+    sources: Sequence[WeightSource] = (),
+    *,
+    hardware: Hardware,
+    budget: Budget = Budget(),
+    device: str | torch.device = "cpu",
+    seeds: Mapping[str, torch.device] | None = None,
+    context_tokens: int | None = None,
+) -> Plan:
+    """Decide what every module becomes.
+
+    Args:
+        model: the stock model, on meta or real; it is only looked at.
+        rules: parsed rules, with the faults that parsing found.
+        sources: opened weight sources; none for a plan from the config alone.
+        hardware: the machine to plan for.
+        budget: bytes allowed per tier; what it leaves open is what `hardware` has.
+        device: where modules without a rule compute.
+        seeds: devices for whole subtrees that a budget fill chose; rules win over them.
+        context_tokens: tokens to keep room for in the KV cache.
+
+    Returns:
+        The plan; what is wrong stands in `plan.problems`, and `plan.check()` raises it.
+    """
+    default = {"device": str(torch.device(device))}
+    visits, tallies = visit_modules(model, rules.rules, default, seeds or {})
+    weights = bind(model, sources, _source_choice(visits)) if sources else None
+    tied = weights.tied if weights is not None else dict(getattr(model, "all_tied_weights_keys", None) or {})
+    inputs = _Inputs(model, rules, hardware, model_dtype(model), weights, tied)
+    plan = Plan(weights=weights, origin=rules.origin, budget=budget)
+    plan.add_problem(RuleError, rules.faults)
+    _decide(plan, inputs, visits)
+    plan.add_problem(RuleError, _idle_rules(rules, tallies))
+    plan.add_problem(RuleError, _unknown_sources(rules, sources))
+    plan.add_problem(WeightError, weights.faults if weights is not None else [])
+    plan.add_problem(HardwareError, _absent_devices(visits, hardware))
+    plan.hops = find_hops(visits)
+    plan.rows += [_hop_row(hop.path, model, hop.parent_device, hop.device, hop.returns) for hop in plan.hops]
+    devices = {visit.path: torch.device(visit.placement["device"]) for visit in visits}
+    add_budget(plan, model, inputs.dtype, hardware, devices, context_tokens)
+    if weights is None:
+        plan.notes.append("no weights were opened: sizes are those of the config's dtype")
+    return plan
+
+
+def model_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype that the model computes in: its own idea of it, else that of its first floating parameter."""
+    own = getattr(getattr(model, "config", None), "dtype", None)
+    first = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    return first or (own if isinstance(own, torch.dtype) else torch.float32)
+
+
+def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
+    """Fill decisions, devices and rows."""
+    chooser = Chooser(inputs.hardware, inputs.dtype, _formats_by_module(inputs.weights, visits))
+    for visit in visits:
+        if visit.covered_by:
+            continue
+        replaced = visit.rule is not None and visit.rule.replace.operator != "keep"
+        decision = _decision(chooser, visit) if replaced else None
+        if decision is not None:
+            plan.decisions.append(decision)
+            plan.rows.append(_replaced_row(inputs, visit, decision))
+        elif not replaced and _own_tensors(visit.module):
+            _check_kept_home(plan, visit)
+            plan.devices[visit.path] = torch.device(visit.placement["device"])
+            plan.rows.append(_kept_row(inputs, visit))
+    plan.add_problem(RuleError, chooser.faults())
+
+
+def _decision(chooser: Chooser, visit: Visit) -> Decision | None:
+    rule = visit.rule
+    if rule is None:
+        return None
+    choice = chooser.choose(rule.replace, visit.path, visit.module, visit.placement)
+    prefill: Choice | None = None
+    if rule.prefill is not None:
+        placement = {**visit.placement, **rule.prefill.placement}
+        prefill = chooser.choose(rule.prefill, visit.path, visit.module, placement)
+        if prefill is None:
+            return None
+    return Decision(visit.path, rule, choice, prefill) if choice is not None else None
+
+
+def _formats_by_module(weights: WeightMap | None, visits: Sequence[Visit]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Stored formats of each module's tensors, by the module's path and the tensor's relative name."""
+    if weights is None:
+        return {}
+    result: dict[str, dict[str, tuple[str, ...]]] = {visit.path: {} for visit in visits}
+    for name in [*weights.bindings, *weights.tied]:
+        formats = weights.bindings[weights.tied.get(name, name)].formats
+        pieces = name.split(".")
+        for cut in range(len(pieces)):
+            owner = ".".join(pieces[:cut])
+            if owner in result:
+                result[owner][".".join(pieces[cut:])] = formats
+    return result
+
+
+def _own_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and persistent buffers directly on the module."""
+    temporary = module._non_persistent_buffers_set
+    buffers = [b for name, b in module._buffers.items() if b is not None and name not in temporary]
+    return [*(p for p in module._parameters.values() if p is not None), *buffers]
+
+
+def _kept_row(inputs: _Inputs, visit: Visit) -> PlanRow:
+    tensors = _own_tensors(visit.module)
+    dtypes = sorted({plain_name(tensor.dtype) for tensor in tensors})
+    need = MemoryNeed(sum(t.numel() * t.element_size() for t in tensors), "+".join(dtypes), "stock")
+    return _row(inputs, visit, "keep", need, torch.device(visit.placement["device"]))
+
+
+def _replaced_row(inputs: _Inputs, visit: Visit, decision: Decision) -> PlanRow:
+    choice, prefill = decision.choice, decision.prefill
+    need = choice.operator.memory(choice.context, choice.config)
+    row = _row(inputs, visit, choice.operator.operator_name, need, choice.context.device)
+    if prefill is None:
+        return row
+    extra = prefill.operator.memory(prefill.context, prefill.config)
+    note = f"prefill: {prefill.operator.operator_name} on {prefill.context.device}"
+    shared = prefill.context.device == choice.context.device and extra.format == need.format
+    size = row.bytes if shared else row.bytes + extra.resident_bytes
+    return _changed(row, size, "; ".join(filter(None, (row.notes, note))))
+
+
+def _changed(row: PlanRow, size: int, notes: str) -> PlanRow:
+    return PlanRow(
+        row.path, row.module, row.rule, row.operator, row.format, row.tier, row.device, size, row.kernel, notes
+    )
+
+
+def _row(inputs: _Inputs, visit: Visit, operator: str, need: MemoryNeed, device: torch.device) -> PlanRow:
+    names = [f"{visit.path}.{name}" for name, _ in visit.module.named_parameters()]
+    partner = next((inputs.tied[name] for name in names if name in inputs.tied), None)
+    stored = _stored_formats(inputs.weights, visit)
+    notes = [f"tied to {partner.rpartition('.')[0]}"] if partner else []
+    notes += [f"stored {stored}"] if stored and stored != need.format else []
+    size = 0 if partner else need.resident_bytes
+    rule = str(visit.rule.location) if visit.rule is not None else ""
+    tier = visit.placement.get("home", device_tier(device))
+    kind = type(visit.module).__name__
+    return PlanRow(
+        visit.path, kind, rule, operator, need.format, tier, str(device), size, need.kernel, "; ".join(notes)
+    )
+
+
+def _stored_formats(weights: WeightMap | None, visit: Visit) -> str:
+    if weights is None:
+        return ""
+    found: dict[str, None] = {}
+    own = {name for name, _ in visit.module.named_parameters(recurse=visit.rule is not None)}
+    for name in own:
+        full = f"{visit.path}.{name}"
+        expression = weights.bindings.get(weights.tied.get(full, full))
+        found.update(dict.fromkeys(expression.formats if expression is not None else ()))
+    return "+".join(sorted(found))
+
+
+def _hop_row(path: str, model: nn.Module, parent: torch.device, here: torch.device, returns: bool) -> PlanRow:
+    kind = type(model.get_submodule(path)).__name__
+    note = f"inputs {parent} to {here}" + (", outputs back" if returns else "; the next layer is there, too")
+    return PlanRow(path, kind, "", "hop", "-", device_tier(here), str(here), 0, "copy", note)
+
+
+def _check_kept_home(plan: Plan, visit: Visit) -> None:
+    """A stock module computes from its device's own tier; another home needs a streamed operator."""
+    home, device = visit.placement.get("home"), torch.device(visit.placement["device"])
+    if home is None or home == device_tier(device) or visit.rule is None:
+        return
+    where = str(visit.rule.location)
+    message = f"a kept {type(visit.module).__name__} on {device} cannot keep its weights in {home} (at {visit.path})"
+    plan.add_problem(RuleError, [Fault(message, where, f"streaming is not in this version; set home: {device_tier(device)}")])
+
+
+def _source_choice(visits: Sequence[Visit]) -> Callable[[str], str | None]:
+    """For a tensor name, the source that the rule of its module demands."""
+    wanted = {v.path: v.rule.source for v in visits if v.rule is not None and v.rule.source is not None}
+
+    def choose(name: str) -> str | None:
+        path = name
+        while path and wanted:
+            path = path.rpartition(".")[0]
+            if path in wanted:
+                return wanted[path]
+        return None
+
+    return choose
+
+
+def _idle_rules(rules: RuleSet, tallies: Sequence[Tally]) -> list[Fault]:
+    """Rules that decided nothing: they hit no module, or another rule had taken all that they hit."""
+    faults = []
+    for rule, tally in zip(rules.rules, tallies, strict=True):
+        if tally.decided or (rule.optional and not tally.taken):
+            continue
+        where = str(rule.location)
+        if tally.taken:
+            path, by = tally.taken[0]
+            message = f"fully shadowed: all {len(tally.taken)} modules it matches are taken by {by} (first: {path})"
+            faults.append(Fault(message, where, "move it before that rule, or remove it"))
+        else:
+            faults.append(Fault("matches no module", where, "correct the match, or set optional: true"))
+    return faults
+
+
+def _unknown_sources(rules: RuleSet, sources: Sequence[WeightSource]) -> list[Fault]:
+    if not sources:
+        return []
+    names = {source.path for source in sources} | {source.path.rstrip("/").rsplit("/", 1)[-1] for source in sources}
+    return [
+        Fault(f"source {rule.source!r} is not one of the weights given", str(rule.location), f"given: {', '.join(sorted(names))}")
+        for rule in rules.rules
+        if rule.source is not None and rule.source not in names
+    ]
+
+
+def _absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
+    present = {"cpu", *(f"cuda:{gpu.index}" for gpu in hardware.gpus)}
+    absent: dict[tuple[str, str], str] = {}
+    for visit in visits:
+        placements = [visit.placement]
+        if visit.rule is not None and visit.rule.prefill is not None:
+            placements.append({**visit.placement, **visit.rule.prefill.placement})
+        where = str(visit.rule.location) if visit.rule is not None else ""
+        for placement in placements:
+            device = torch.device(placement["device"])
+            name = "cuda:0" if str(device) == "cuda" else str(device)
+            if name not in present:
+                absent.setdefault((name, where), visit.path)
+    return [
+        Fault(f"device {name} is not there (asked for {path or 'the model'})", where, f"present: {', '.join(sorted(present))}")
+        for (name, where), path in absent.items()
+    ]

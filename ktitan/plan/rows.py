@@ -1,0 +1,166 @@
+"""What a plan is: one row a module, the decisions behind the rows, bytes per tier, and everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ktitan.errors import BudgetError, Fault, HardwareError, KtitanError, PlanError, RuleError, WeightError
+from ktitan.operator import Operator, OperatorContext
+from ktitan.rules import Rule
+from ktitan.tiers import Budget, format_bytes
+from ktitan.weights.binding import WeightMap
+
+__all__ = ["Choice", "Decision", "Hop", "Plan", "PlanRow"]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One module.
+
+    Attributes:
+        path: dotted path.
+        module: class name of the stock module.
+        rule: `file:line` of the rule that decided, "" where none matched.
+        operator: registered name, "keep" for a stock module, "hop" for a device change.
+        format: how the numbers are held once loaded.
+        tier: "vram", "ram" or "nvme".
+        device: where it computes.
+        bytes: what it holds in its tier.
+        kernel: what computes it ("torch", "stock", ...).
+        notes: anything else worth knowing.
+    """
+
+    path: str
+    module: str
+    rule: str
+    operator: str
+    format: str
+    tier: str
+    device: str
+    bytes: int
+    kernel: str
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An operator with its validated config at one place."""
+
+    operator: type[Operator]
+    config: Any
+    context: OperatorContext
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One module to replace: the operator (for decode, when `prefill` is given), and that for prefill."""
+
+    path: str
+    rule: Rule
+    choice: Choice
+    prefill: Choice | None = None
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A module that computes on another device than its parent: inputs are moved in, outputs back if `returns`."""
+
+    path: str
+    parent_device: torch.device
+    device: torch.device
+    returns: bool
+
+
+@dataclass
+class Plan:
+    """The result of rules x module tree x headers x budget; nothing has been read or changed.
+
+    Attributes:
+        rows: one row a module that holds or replaces something, and one a device hop.
+        decisions: the replacements, parents before children.
+        devices: compute device of each kept module that holds tensors.
+        hops: device changes.
+        weights: which stored tensors fill what; None for a plan without sources.
+        totals: planned bytes by tier: weights, KV and workspace together.
+        parts: the same bytes by tier and use: {"ram": {"weights": ..., "kv": ..., "workspace": ...}}.
+        limits: bytes allowed by tier.
+        origin: where the rules come from.
+        notes: remarks about the whole.
+        problems: everything that is wrong, by class of error.
+    """
+
+    rows: list[PlanRow] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    devices: dict[str, torch.device] = field(default_factory=dict)
+    hops: list[Hop] = field(default_factory=list)
+    weights: WeightMap | None = None
+    parts: dict[str, dict[str, int]] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+    context_tokens: int = 0
+    origin: str = ""
+    notes: list[str] = field(default_factory=list)
+    problems: dict[type[KtitanError], list[Fault]] = field(default_factory=dict)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Planned bytes by tier."""
+        return {tier: sum(uses.values()) for tier, uses in self.parts.items()}
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Everything that is wrong, rules first."""
+        return tuple(fault for kind in _ORDER for fault in self.problems.get(kind, ()))
+
+    def add_problem(self, kind: type[KtitanError], faults: Sequence[Fault]) -> None:
+        """Note faults of one kind."""
+        if faults:
+            self.problems.setdefault(kind, []).extend(faults)
+
+    def check(self) -> None:
+        """Raise everything that is wrong as one error.
+
+        Raises:
+            RuleError, WeightError, HardwareError, BudgetError, PlanError: the first kind in this order that has a
+                fault; the error's `faults` hold those of all kinds.
+        """
+        for kind in _ORDER:
+            if self.problems.get(kind):
+                faults = self.faults
+                raise kind.from_faults(faults, f"{len(faults)} faults; nothing was loaded")
+
+    def summary(self) -> str:
+        """A few lines: what replaces what, and bytes by tier against their limits."""
+        counts: dict[str, int] = {}
+        for row in self.rows:
+            counts[row.operator] = counts.get(row.operator, 0) + 1
+        lines = [f"rules: {self.origin}"]
+        lines.append("modules: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+        for tier, uses in self.parts.items():
+            detail = ", ".join(f"{use} {format_bytes(size)}" for use, size in uses.items())
+            limit = f" of {format_bytes(self.limits[tier])}" if tier in self.limits else ""
+            lines.append(f"{tier}: {format_bytes(sum(uses.values()))}{limit} ({detail})")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return {
+            "rules": self.origin,
+            "context_tokens": self.context_tokens,
+            "tiers": {
+                tier: {**uses, "total": sum(uses.values()), "limit": self.limits.get(tier)}
+                for tier, uses in self.parts.items()
+            },
+            "rows": [asdict(row) for row in self.rows],
+            "notes": list(self.notes),
+            "faults": [asdict(fault) for fault in self.faults],
+        }
+
+
+_ORDER: tuple[type[Any], ...] = (RuleError, WeightError, HardwareError, PlanError, BudgetError)
+
+Devices = Mapping[str, torch.device]

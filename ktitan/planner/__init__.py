@@ -1,0 +1,7 @@
+"""Chooses rules and placements for users who give none."""
+
+from __future__ import annotations
+
+from ktitan.planner.auto import auto_rules, packaged_rules
+
+__all__ = ["auto_rules", "packaged_rules"]

@@ -1,0 +1,84 @@
+"""The result of reading rule files: frozen data that the plan applies to a module tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktitan.errors import Fault
+from ktitan.rules.match import Match
+from ktitan.rules.nodes import Location
+
+__all__ = ["KEEP", "PLACEMENT_KEYS", "TIERS", "Replace", "Rule", "RuleSet"]
+
+PLACEMENT_KEYS = ("device", "home", "tier")
+TIERS = ("vram", "ram", "nvme")
+KEEP = "keep"
+
+
+@dataclass(frozen=True)
+class Replace:
+    """What a matched module becomes.
+
+    Attributes:
+        operator: a name that is looked up among the registered operators later, or `"keep"`.
+        kwargs: what is given to the operator's `Config`; plain values, without the placement keys.
+        placement: those of `PLACEMENT_KEYS` that are given, values checked.
+        location: where the operator is named (in a Python structure: the replace mapping).
+        kwarg_lines: line of each kwarg and placement key, in `location.file`; 0 in a Python structure.
+    """
+
+    operator: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    placement: Mapping[str, str] = field(default_factory=dict)
+    location: Location = field(default_factory=lambda: Location("rules"))
+    kwarg_lines: Mapping[str, int] = field(default_factory=dict)
+
+    def kwarg_location(self, name: str) -> Location:
+        """Where a kwarg or placement key stands; the operator's place for one that is not given."""
+        return Location(self.location.file, self.kwarg_lines.get(name, self.location.line))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of `rules:`.
+
+    Attributes:
+        match: which modules it is about.
+        replace: what they become.
+        prefill: what runs instead during prefill. It holds what is written there and no more: a placement key or kwarg
+            that it lacks is for the plan to take from `replace`.
+        source: name of the weight source, one of `weights=[...]`.
+        optional: matching no module is fine.
+        recursive: rules also apply below a replaced module that keeps its children; false: nothing below is matched.
+        location: where the entry begins.
+    """
+
+    match: Match
+    replace: Replace
+    prefill: Replace | None = None
+    source: str | None = None
+    optional: bool = False
+    recursive: bool = True
+    location: Location = field(default_factory=lambda: Location("rules"))
+
+    @property
+    def label(self) -> str:
+        """The rule in one line, for tables and messages."""
+        return f"{self.match} -> {self.replace.operator}"
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """The rules of a file and all that it includes, in the order in which they are tried.
+
+    Attributes:
+        rules: the rules without a fault.
+        origin: the file, or the name that the caller gave to a text or structure.
+        faults: everything that is wrong, by file and line; the rules are fit for use only when this is empty.
+    """
+
+    rules: tuple[Rule, ...]
+    origin: str
+    faults: tuple[Fault, ...] = ()

@@ -1,0 +1,61 @@
+"""From what a user gives as `weights` to sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from ktitan.errors import WeightError
+from ktitan.weights.gguf_source import open_gguf
+from ktitan.weights.live_source import LiveSource
+from ktitan.weights.safetensors_source import INDEX_NAME, open_safetensors
+from ktitan.weights.source import WeightSource
+
+__all__ = ["Weights", "open_source", "open_sources"]
+
+Weights = str | Path | Sequence[str | Path] | None
+
+
+def open_sources(weights: Weights, model: nn.Module) -> list[WeightSource]:
+    """Open everything in `weights`; None means the model itself, or where its config was loaded from.
+
+    Raises:
+        WeightError: nothing there, or nothing to be found without `weights`.
+        FormatError: a file is broken.
+    """
+    if weights is not None:
+        paths: Iterable[str | Path] = [weights] if isinstance(weights, str | Path) else weights
+        return [open_source(path) for path in paths]
+    if any(tensor.device.type != "meta" for tensor in model.parameters()):
+        return [LiveSource(model)]
+    origin = getattr(getattr(model, "config", None), "_name_or_path", "")
+    if not origin:
+        raise WeightError(
+            "the model is on meta and nothing says where its weights are",
+            type(model).__name__,
+            "pass weights=, the folder or file that holds them",
+        )
+    return [open_source(origin)]
+
+
+def open_source(path: str | Path) -> WeightSource:
+    """Open one source: a `.gguf` file, a `.safetensors` file, or a folder of either.
+
+    Raises:
+        WeightError: the path does not exist or holds no weights.
+        FormatError: a file is broken.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise WeightError("no such file or folder", str(path), "check the path")
+    if path.suffix == ".gguf":
+        return open_gguf(path)
+    if path.is_dir() and not _has_safetensors(path) and any(path.glob("*.gguf")):
+        return open_gguf(path)
+    return open_safetensors(path)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return (folder / INDEX_NAME).is_file() or any(folder.glob("*.safetensors"))

@@ -1,0 +1,33 @@
+"""Shared by all tests: two threads, no network, and where the trained checkpoints lie."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(2)
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf() -> Path:
+    """The trained tiny MoE that the repository carries (DeepSeek-V3 architecture, Q4_K_M)."""
+    return REPOSITORY / "examples" / "models" / "tiny-dsv3.Q4_K_M.gguf"
+
+
+@pytest.fixture(scope="session")
+def fixtures_dir() -> Path:
+    """A folder with `models/` and `fixtures/`: trained checkpoints and other tools' figures for them."""
+    folder = os.environ.get("KTITAN_FIXTURES")
+    if not folder:
+        pytest.skip("KTITAN_FIXTURES is not set")
+    return Path(folder)
