@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError
+from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
 
 __all__ = ["MemoryNeed", "ModuleWeights", "Operator", "OperatorConfig", "OperatorContext"]
@@ -135,5 +136,5 @@ class Operator(nn.Module):
         recurse = not cls.keeps_children
         tensors = [*own.parameters(recurse=recurse), *own.buffers(recurse=recurse)]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+        dtypes = sorted({plain_name(tensor.dtype) for tensor in tensors})
         return MemoryNeed(size, "+".join(dtypes) or "-", "torch")

@@ -17,6 +17,7 @@ from ktitan.operators.stock import (
     mirror_parameters,
     packed_reason,
     plain_attributes,
+    probing,
     shell_of,
     surplus_reason,
 )
@@ -29,9 +30,11 @@ _PROBE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @register_operator("embedding.torch")
 class TorchEmbedding(Operator):
-    """Rows of W [V, H]; ids [...] int64 -> [..., H], times `scale` (rounded to W's dtype) where the stock class does."""
+    """Rows of W [V, H]; ids [...] int64 -> [..., H], times `scale` (in W's dtype) where the stock class does."""
 
-    def __init__(self, module: nn.Module, config: OperatorConfig, context: OperatorContext) -> None:
+    weight: torch.Tensor
+
+    def __init__(self, module: Any, config: OperatorConfig, context: OperatorContext) -> None:
         super().__init__()
         self.path = context.path
         self.load_device = context.device
@@ -94,6 +97,7 @@ def _scale(module: nn.Module) -> float | None:
     raise UnsupportedError(message, remedy='keep the stock module with "keep"')
 
 
+@probing()
 def _scaled_reason(module: nn.Module) -> str | None:
     """Run the stock forward on a small table of the same class; the reason when it is not `rows * scale`."""
     try:

@@ -19,6 +19,7 @@ from ktitan.operators.stock import (
     mirror_parameters,
     packed_reason,
     plain_attributes,
+    probing,
     surplus_reason,
 )
 from ktitan.registry import register_operator
@@ -76,7 +77,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, form: NormForm) 
 class TorchNorm(Operator):
     """RMS norm with weight [H]: [..., H] -> [..., H], bit-equal to the stock class."""
 
-    def __init__(self, module: nn.Module, form: NormForm, context: OperatorContext) -> None:
+    weight: torch.Tensor
+
+    def __init__(self, module: Any, form: NormForm, context: OperatorContext) -> None:
         super().__init__()
         self.path = context.path
         self.load_device = context.device
@@ -87,7 +90,7 @@ class TorchNorm(Operator):
     @classmethod
     def supports(cls, context: OperatorContext, config: OperatorConfig) -> str | None:
         """Any class whose numbers are those of one form, to the bit, in float32, bfloat16 and float16."""
-        module = context.module
+        module: Any = context.module
         reason = altered_reason(module) or surplus_reason(module, {"weight"}) or packed_reason(module)
         if reason is not None:
             return reason
@@ -124,7 +127,7 @@ class TorchNorm(Operator):
         return f"{tuple(self.weight.shape)}, eps={self.eps}, {self.form}"
 
 
-def norm_form(module: nn.Module) -> NormForm | None:
+def norm_form(module: Any) -> NormForm | None:
     """The form of a stock norm, found by running its class on random numbers; remembered per class and settings."""
     settings = plain_attributes(module)
     key = (type(module), module.weight.shape, repr(sorted(settings.items(), key=lambda item: item[0])))
@@ -138,8 +141,8 @@ def _eps(module: nn.Module) -> Any:
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))
 
 
-@torch.no_grad()
-def _computes(module: nn.Module, form: NormForm) -> bool:
+@probing()
+def _computes(module: Any, form: NormForm) -> bool:
     """Whether a copy of `module` with random weights gives the bits of `form` for every dtype and input size."""
     generator = torch.Generator().manual_seed(0)
     width = module.weight.shape[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ __all__ = [
     "mirror_parameters",
     "packed_reason",
     "plain_attributes",
+    "probing",
     "shell_of",
     "surplus_reason",
 ]
@@ -32,7 +35,7 @@ _RECORDER = "transformers.utils.output_capturing"
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes that the stock constructor set besides tensors and children: sizes, flags, config, None entries."""
+    """What the stock constructor set besides tensors and children: sizes, flags, config, entries that are None."""
     own = vars(nn.Module())
     return {name: value for name, value in vars(module).items() if name not in own and not name.startswith("__")}
 
@@ -53,7 +56,7 @@ def altered_reason(module: nn.Module, forward: Any = None) -> str | None:
 
 
 def surplus_reason(
-    module: nn.Module, parameters: set[str], buffers: set[str] = frozenset(), children: set[str] = frozenset()
+    module: nn.Module, parameters: Set[str], buffers: Set[str] = frozenset(), children: Set[str] = frozenset()
 ) -> str | None:
     """Names the parameters, buffers and children that an operator does not know, or None when there are none."""
     found = {
@@ -101,6 +104,18 @@ def fill_parameters(operator: nn.Module, weights: ModuleWeights, device: torch.d
             message = f"{name} has shape {tuple(tensor.shape)} where {tuple(blank.shape)} is expected"
             raise WeightError(message, path, "check that the weights belong to this model")
         operator.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+
+@contextmanager
+def probing() -> Iterator[None]:
+    """Float32 on the CPU and no gradients, whatever the caller's defaults are: models are often built on meta."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.no_grad(), torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def shell_of(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:

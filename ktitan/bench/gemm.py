@@ -71,7 +71,6 @@ def _gemv_result(buffer: NDArray[np.uint8], name: str, read: Run, seconds: float
     x, multiply = _random(1, hidden, name), _product(name)
     words = torch.from_numpy(buffer).view(x.dtype)
     weights = words[: words.numel() // (out * hidden) * out * hidden].view(-1, out, hidden)
-
     turn = itertools.cycle(weights)
 
     def sweep(count: int) -> None:

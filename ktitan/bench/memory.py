@@ -24,6 +24,8 @@ __all__ = ["aligned_buffer", "buffer_bytes", "fill", "memory_results", "reader"]
 
 HUGE_PAGE_BYTES = 2 << 20
 LEAST_BYTES = 512 << 20
+# One row has to find at least a whole f32 matrix in the buffer, however short memory is.
+FLOOR_BYTES = 64 << 20
 CACHE_MULTIPLE = 4
 # Handing parts to threads from Python costs some 20 us each; a run this long makes that negligible on any machine.
 RUN_SECONDS = 0.05
@@ -31,10 +33,10 @@ MAX_PAIRS = 1000
 
 
 def buffer_bytes(hardware: Hardware) -> int:
-    """Bytes to read: four times the last-level cache and at least 512 MiB, but never over a quarter of what is free."""
+    """Bytes to read: four times the last-level cache and at least 512 MiB; a quarter of what is free at most."""
     wanted = max(CACHE_MULTIPLE * last_level_cache_bytes(), LEAST_BYTES)
     size_bytes = min(wanted, hardware.memory.available_bytes // 4 or LEAST_BYTES)
-    return max(size_bytes // HUGE_PAGE_BYTES, 8) * HUGE_PAGE_BYTES
+    return max(size_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, FLOOR_BYTES)
 
 
 def aligned_buffer(size_bytes: int) -> NDArray[np.uint8]:

@@ -1,0 +1,1 @@
+"""The `ktitan` command."""

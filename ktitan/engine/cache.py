@@ -45,8 +45,11 @@ class _Batch:
                 "reset the cache, or make one for each batch",
             )
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys [B, Hk, T, Dk] and values [B, Hv, T, Dv]; on refusal undo what other layers got of this step."""
+    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> int:
+        """Store keys [B, Hk, T, Dk] and values [B, Hv, T, Dv]; the tokens that the layer held before.
+
+        On refusal the layers before this one lose what they got of this step.
+        """
         if keys.ndim != 4 or values.ndim != 4 or (keys.shape[0], keys.shape[2]) != (values.shape[0], values.shape[2]):
             raise UnsupportedError(
                 f"keys {list(keys.shape)} and values {list(values.shape)} are not both [B, heads, T, dim]",
@@ -61,12 +64,11 @@ class _Batch:
             if self.longest() <= start + tokens:
                 self.crop(start)
             raise
+        return start
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store as `append` does, and give back all of the layer: keys [B, Hk, S, Dk] and values [B, Hv, S, Dv]."""
-        is_first = self.length(layer) == 0
-        self.append(layer, keys, values)
-        return (keys, values) if is_first else self.gather(layer)
+        return self.gather(layer) if self.append(layer, keys, values) else (keys, values)
 
     def gather(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [B, Hk, S, Dk] and values [B, Hv, S, Dv]."""
@@ -111,12 +113,12 @@ class _PoolLayer(CacheLayerMixin):
     def is_initialized(self) -> bool:
         return self.get_seq_length() > 0
 
-    @property  # type: ignore[override]
-    def keys(self) -> torch.Tensor | None:
+    @property
+    def keys(self) -> torch.Tensor | None:  # type: ignore[override]
         return self._batch.gather(self._index)[0] if self.is_initialized else None
 
-    @property  # type: ignore[override]
-    def values(self) -> torch.Tensor | None:
+    @property
+    def values(self) -> torch.Tensor | None:  # type: ignore[override]
         return self._batch.gather(self._index)[1] if self.is_initialized else None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -330,4 +332,6 @@ def _windowed_layers(config: PreTrainedConfig) -> list[bool]:
 
 def _pack(states: torch.Tensor) -> torch.Tensor:
     """[B, H, T, D] as the packed row [B * T, H, D]; a view where B or T is 1."""
+    if states.shape[2] == 1:
+        return states.squeeze(2)
     return states.transpose(1, 2).flatten(0, 1)

@@ -157,7 +157,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 
 
 def _without_developer(messages: list[Message], template: str) -> list[Message]:
-    """`developer` messages as `system` ones for a `template` that does not name the role; one system turn at most leads."""
+    """`developer` as `system` for a `template` that does not name the role; leading system messages become one."""
     if "developer" in template or all(message["role"] != "developer" for message in messages):
         return messages
     renamed = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ CACHE_KEYWORDS = ("cache", "past_key_values")
 
 @dataclass
 class GenerationStats:
-    """What a generation did; it is filled while the generation runs, and adds up over several when it is given again.
+    """What one generation did; it is filled while the generation runs.
 
     Times are those of the model and the sampler alone: what the reader of the stream does in between is not counted.
 
@@ -62,6 +62,14 @@ class GenerationStats:
     def decode_tokens_per_second(self) -> float:
         """Decode steps a second; 0 before there are any."""
         return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
+
+    def add(self, other: GenerationStats) -> None:
+        """Add the counts and times of `other`, for the total of a session."""
+        self.prompt_tokens += other.prompt_tokens
+        self.prefill_seconds += other.prefill_seconds
+        self.new_tokens += other.new_tokens
+        self.decode_steps += other.decode_steps
+        self.decode_seconds += other.decode_seconds
 
 
 def cache_keyword(model: torch.nn.Module) -> str:
@@ -266,8 +274,7 @@ def stream(
     Raises:
         UnsupportedError: messages, options or the prompt's length are refused; at the call, not at the first piece.
     """
-    plain = isinstance(messages_or_text, str)
-    encode = encode_text if plain else encode_messages
+    encode: Callable[[Any, Any], list[int]] = encode_text if isinstance(messages_or_text, str) else encode_messages
     stats = GenerationStats() if stats is None else stats
     sampling = Sampling.resolve(
         getattr(model, "generation_config", None),

@@ -32,10 +32,21 @@ class LayerStore:
 
     def __init__(self, spec: KVLayerSpec, chunk_pages: Sequence[int]) -> None:
         self.spec = spec
+        self._key_shape = (spec.key_heads, spec.key_dim)
+        self._value_shape = (spec.value_heads, spec.value_dim)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         for pages in chunk_pages:
             self.add_chunk(pages)
+
+    def takes(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
+        """Whether keys [T, heads, dim] and values [T, heads, dim] are of the kind that the layer stores."""
+        return (
+            keys.shape[1:] == self._key_shape
+            and values.shape[1:] == self._value_shape
+            and keys.dtype == values.dtype == self.spec.dtype
+            and keys.device == values.device == self.spec.device
+        )
 
     def add_chunk(self, pages: int) -> None:
         """Append a chunk of `pages` uninitialised pages."""

@@ -16,6 +16,9 @@ from ktitan.errors import BudgetError, UnsupportedError
 
 __all__ = ["TorchKVPool"]
 
+# Tensors [n * 64, heads, dim] that are to be joined.
+_Parts = list[torch.Tensor]
+
 # Pages that a growing pool gets beyond the need, so that a sequence's pages stay neighbours: 1,024 to 16,384 tokens.
 _AHEAD_MIN_PAGES = 16
 _AHEAD_MAX_PAGES = 256
@@ -58,7 +61,7 @@ class TorchKVPool(KVPool):
         # Raised when any table or reference count changes: the age of the two plans that the layers of a step share.
         self._version = 0
         self._write_plan: tuple[Any, list[WritePart]] | None = None
-        self._read_plan: tuple[Any, dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]]] | None = None
+        self._read_plan: tuple[Any, dict[int, tuple[_Parts, _Parts]]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles make their own plans: these hold views of our tensors.
@@ -242,14 +245,16 @@ class TorchKVPool(KVPool):
                 "run the model under torch.no_grad() or torch.inference_mode()",
             )
         store = self._store.layers.get(layer)
-        expected = _spec_of(keys, values) if store is None else store.spec
-        if _spec_of(keys, values) != expected or (values.dtype, values.device) != (keys.dtype, keys.device):
+        if store is None:
+            is_right = (values.dtype, values.device) == (keys.dtype, keys.device)
+        else:
+            is_right = store.takes(keys, values)
+        if not is_right:
             raise UnsupportedError(
-                f"keys {_describe(keys)} and values {_describe(values)} do not fit what the layer stores: "
-                f"keys [T, {expected.key_heads}, {expected.key_dim}], values [T, {expected.value_heads}, "
-                f"{expected.value_dim}], both {expected.dtype} on {expected.device}",
+                f"keys {_describe(keys)} and values {_describe(values)} do not fit "
+                + ("each other" if store is None else f"the layer's {store.spec}"),
                 f"layer {layer}",
-                "use one pool for each model",
+                "give keys and values one dtype and device, and each model a pool of its own",
             )
         return store is None
 
@@ -282,7 +287,7 @@ class TorchKVPool(KVPool):
 
     def _plan_read(
         self, layer: int, sequences: tuple[int, ...], states: list[_Sequence], pages: int
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    ) -> tuple[_Parts, _Parts]:
         """Views that make up the first `pages` pages of each sequence: kept until a table changes."""
         key = (self._version, sequences, pages)
         if self._read_plan is None or self._read_plan[0] != key:
@@ -361,7 +366,10 @@ def _describe(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
 
 
-def _join(views: list[torch.Tensor], batch: int, length: int) -> torch.Tensor:
-    """[B, S, heads, dim] from views that hold B equal numbers of whole pages in order."""
-    joined = views[0] if len(views) == 1 else torch.cat(views)
-    return joined.view(batch, -1, *joined.shape[1:])[:, :length]
+def _join(parts: _Parts, batch: int, length: int) -> torch.Tensor:
+    """[B, S, heads, dim] from views that hold equally many whole pages of each of B sequences."""
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+    rows, heads, dim = joined.shape
+    token = heads * dim
+    # One call where a view and a slice would be two: it is made twice per layer and step.
+    return joined.as_strided((batch, length, heads, dim), (rows // batch * token, token, dim, 1))

@@ -107,13 +107,13 @@ _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
 def _fault(sampling: Sampling, name: str) -> Fault | None:
     """What is wrong with one option, if anything; NaN fails every comparison and a bool is no number here."""
     kinds, low, high, allowed = _RANGES[name]
-    value = getattr(sampling, name)
+    value: Any = getattr(sampling, name)
     fits = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
     return None if fits else Fault(f"{value!r} is not {allowed}", where=name)
 
 
 # Option -> types, least and greatest value, and the range in words.
-_RANGES: dict[str, tuple[tuple[type, ...], float, float, str]] = {
+_RANGES: dict[str, tuple[Any, float, float, str]] = {
     "temperature": ((int, float), 0, sys.float_info.max, "a number >= 0"),
     "top_p": ((int, float), 0, 1, "a number from 0 to 1"),
     "top_k": ((int,), 0, sys.maxsize, "a whole number >= 0 (0 is off)"),
@@ -149,7 +149,7 @@ class Sampler:
         Raises:
             ArithmeticError: the logits hold NaN, so the model's arithmetic is broken.
         """
-        seen = torch.tensor([list(self._penalised or ())], dtype=torch.int64, device=logits.device)
+        seen: Any = torch.tensor([list(self._penalised or ())], dtype=torch.int64, device=logits.device)
         scores = self._processors(seen, logits.float())
         token = self._likeliest(scores) if self._greedy else self._draw(scores)
         if self._penalised is not None:

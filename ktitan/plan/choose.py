@@ -16,9 +16,9 @@ from ktitan.operator import Operator, OperatorContext
 from ktitan.plan.devices import device_tier
 from ktitan.plan.rows import Choice
 from ktitan.registry import nearest, operators
-from ktitan.rules import PLACEMENT_KEYS, Replace
+from ktitan.rules import PLACEMENT_KEYS, Replace, Rule
 
-__all__ = ["Chooser"]
+__all__ = ["Chooser", "prefill_replace"]
 
 
 class Chooser:
@@ -31,7 +31,7 @@ class Chooser:
         self.hardware = hardware
         self.dtype = dtype
         self.formats = formats
-        self._configs: dict[int, Any] = {}
+        self._configs: dict[tuple[str, str, str], Any] = {}
         self._faults: dict[tuple[str, str, str], list[str]] = {}
 
     def choose(self, replace: Replace, path: str, module: nn.Module, placement: Mapping[str, str]) -> Choice | None:
@@ -47,7 +47,7 @@ class Chooser:
         context = OperatorContext(
             path, module, device, tier, self.dtype, self.hardware, self.formats.get(path, {})
         )
-        if not self._home_is_legal(operator, context, replace) or config is None:
+        if not self._home_is_legal(operator, context, replace, placement) or config is None:
             return None
         reason = operator.supports(context, config)
         if reason is not None:
@@ -66,16 +66,17 @@ class Chooser:
         return result
 
     def _config(self, operator: type[Operator], replace: Replace) -> Any | None:
-        if id(replace) not in self._configs:
-            self._configs[id(replace)] = self._validated(operator, replace)
-        return self._configs[id(replace)]
+        key = (replace.operator, str(replace.location), repr(replace.kwargs))
+        if key not in self._configs:
+            self._configs[key] = self._validated(operator, replace)
+        return self._configs[key]
 
     def _validated(self, operator: type[Operator], replace: Replace) -> Any | None:
         known = [field.name for field in dataclasses.fields(operator.Config)]
         unknown = [name for name in replace.kwargs if name not in known]
         for name in unknown:
             remedy = nearest(name, [*known, *PLACEMENT_KEYS])
-            self._note(_line(replace, name), f"{replace.operator} has no kwarg {name!r}", remedy, "")
+            self._note(str(replace.kwarg_location(name)), f"{replace.operator} has no kwarg {name!r}", remedy, "")
         if unknown:
             return None
         try:
@@ -84,15 +85,22 @@ class Chooser:
             for item in error.errors():
                 name = str(item["loc"][0]) if item["loc"] else ""
                 found = f"found {item['input']!r}" if name in replace.kwargs else "it is not given"
-                self._note(_line(replace, name), f"{replace.operator}: kwarg {name!r}: {item['msg']} ({found})", "", "")
+                message = f"{replace.operator}: kwarg {name!r}: {item['msg']} ({found})"
+                self._note(str(replace.kwarg_location(name)), message, _expected(operator, name), "")
             return None
 
-    def _home_is_legal(self, operator: type[Operator], context: OperatorContext, replace: Replace) -> bool:
+    def _home_is_legal(self, operator: type[Operator], context: OperatorContext, replace: Replace, placement: Mapping[str, str]) -> bool:
         own = device_tier(context.device)
+        hint = placement.get("tier", context.tier)
+        if hint != context.tier:
+            message = f"tier: {hint} differs from where {operator.operator_name} keeps its weights, {context.tier}"
+            where = str(replace.kwarg_location("tier"))
+            self._note(where, message, "remove it: nothing moves between tiers in this version", context.path)
+            return False
         if context.tier == own or context.tier in operator.homes:
             return True
         able = [name for name in operators.names() if context.tier in operators.get(name).homes]
-        where = _line(replace, "home")
+        where = str(replace.kwarg_location("home"))
         remedy = f"use one of {', '.join(able)}" if able else f"no operator of this version can; set home: {own}"
         message = f"{operator.operator_name} on {context.device} cannot keep its weights in {context.tier}"
         self._note(where, message, remedy, context.path)
@@ -102,7 +110,19 @@ class Chooser:
         self._faults.setdefault((where, message, remedy), []).append(path)
 
 
-def _line(replace: Replace, key: str) -> str:
-    """`file:line` of one kwarg, or of the replacement when the key is not written out."""
-    line = replace.kwarg_lines.get(key)
-    return f"{replace.location.file}:{line}" if line else str(replace.location)
+def _expected(operator: type[Operator], name: str) -> str:
+    """The declared type and default of one kwarg."""
+    field = next((one for one in dataclasses.fields(operator.Config) if one.name == name), None)
+    if field is None:
+        return f"kwargs: {', '.join(one.name for one in dataclasses.fields(operator.Config))}"
+    default = "" if field.default is dataclasses.MISSING else f", default {field.default!r}"
+    return f"{name}: {field.type}{default}"
+
+
+def prefill_replace(rule: Rule) -> Replace:
+    """A rule's prefill part with what it leaves out taken from the main part; kwargs only for the same operator."""
+    main, own = rule.replace, rule.prefill
+    if own is None or own.operator != main.operator:
+        return own or main
+    lines = {**main.kwarg_lines, **own.kwarg_lines}
+    return Replace(own.operator, {**main.kwargs, **own.kwargs}, own.placement, own.location, lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,12 +14,12 @@ from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
 from ktitan.operator import MemoryNeed
 from ktitan.plan.budget import add_budget
-from ktitan.plan.choose import Chooser
+from ktitan.plan.choose import Chooser, prefill_replace
 from ktitan.plan.devices import device_tier
 from ktitan.plan.hops import find_hops
 from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
-from ktitan.plan.visit import Tally, Visit, visit_modules
-from ktitan.rules import RuleSet
+from ktitan.plan.visit import Tally, Visit, placed, visit_modules
+from ktitan.rules import Location, RuleSet, packaged_folder
 from ktitan.tiers import Budget
 from ktitan.weights.binding import WeightMap, bind
 from ktitan.weights.source import WeightSource
@@ -117,8 +118,8 @@ def _decision(chooser: Chooser, visit: Visit) -> Decision | None:
     choice = chooser.choose(rule.replace, visit.path, visit.module, visit.placement)
     prefill: Choice | None = None
     if rule.prefill is not None:
-        placement = {**visit.placement, **rule.prefill.placement}
-        prefill = chooser.choose(rule.prefill, visit.path, visit.module, placement)
+        placement = placed(visit.placement, rule.prefill.placement)
+        prefill = chooser.choose(prefill_replace(rule), visit.path, visit.module, placement)
         if prefill is None:
             return None
     return Decision(visit.path, rule, choice, prefill) if choice is not None else None
@@ -150,13 +151,13 @@ def _kept_row(inputs: _Inputs, visit: Visit) -> PlanRow:
     tensors = _own_tensors(visit.module)
     dtypes = sorted({plain_name(tensor.dtype) for tensor in tensors})
     need = MemoryNeed(sum(t.numel() * t.element_size() for t in tensors), "+".join(dtypes), "stock")
-    return _row(inputs, visit, "keep", need, torch.device(visit.placement["device"]))
+    return _row(inputs, visit, "keep", need, torch.device(visit.placement["device"]), recurse=False)
 
 
 def _replaced_row(inputs: _Inputs, visit: Visit, decision: Decision) -> PlanRow:
     choice, prefill = decision.choice, decision.prefill
     need = choice.operator.memory(choice.context, choice.config)
-    row = _row(inputs, visit, choice.operator.operator_name, need, choice.context.device)
+    row = _row(inputs, visit, choice.operator.operator_name, need, choice.context.device, not choice.operator.keeps_children)
     if prefill is None:
         return row
     extra = prefill.operator.memory(prefill.context, prefill.config)
@@ -172,14 +173,17 @@ def _changed(row: PlanRow, size: int, notes: str) -> PlanRow:
     )
 
 
-def _row(inputs: _Inputs, visit: Visit, operator: str, need: MemoryNeed, device: torch.device) -> PlanRow:
-    names = [f"{visit.path}.{name}" for name, _ in visit.module.named_parameters()]
+def _row(
+    inputs: _Inputs, visit: Visit, operator: str, need: MemoryNeed, device: torch.device, recurse: bool
+) -> PlanRow:
+    """One row; `recurse` says whether the module's children belong to it."""
+    names = [f"{visit.path}.{name}" for name, _ in visit.module.named_parameters(recurse=recurse)]
     partner = next((inputs.tied[name] for name in names if name in inputs.tied), None)
-    stored = _stored_formats(inputs.weights, visit)
+    stored = _stored_formats(inputs.weights, visit, recurse)
     notes = [f"tied to {partner.rpartition('.')[0]}"] if partner else []
     notes += [f"stored {stored}"] if stored and stored != need.format else []
     size = 0 if partner else need.resident_bytes
-    rule = str(visit.rule.location) if visit.rule is not None else ""
+    rule = _short(visit.rule.location) if visit.rule is not None else ""
     tier = visit.placement.get("home", device_tier(device))
     kind = type(visit.module).__name__
     return PlanRow(
@@ -187,11 +191,18 @@ def _row(inputs: _Inputs, visit: Visit, operator: str, need: MemoryNeed, device:
     )
 
 
-def _stored_formats(weights: WeightMap | None, visit: Visit) -> str:
+def _short(location: Location) -> str:
+    """`file:line`, packaged files by their name in the package."""
+    path = Path(location.file)
+    packaged = path.is_relative_to(packaged_folder())
+    return f"{path.relative_to(packaged_folder())}:{location.line}" if packaged else str(location)
+
+
+def _stored_formats(weights: WeightMap | None, visit: Visit, recurse: bool) -> str:
     if weights is None:
         return ""
     found: dict[str, None] = {}
-    own = {name for name, _ in visit.module.named_parameters(recurse=visit.rule is not None)}
+    own = [name for name, _ in visit.module.named_parameters(recurse=recurse)]
     for name in own:
         full = f"{visit.path}.{name}"
         expression = weights.bindings.get(weights.tied.get(full, full))
@@ -263,7 +274,7 @@ def _absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
     for visit in visits:
         placements = [visit.placement]
         if visit.rule is not None and visit.rule.prefill is not None:
-            placements.append({**visit.placement, **visit.rule.prefill.placement})
+            placements.append(placed(visit.placement, visit.rule.prefill.placement))
         where = str(visit.rule.location) if visit.rule is not None else ""
         for placement in placements:
             device = torch.device(placement["device"])

@@ -113,8 +113,8 @@ class Plan:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """Everything that is wrong, rules first."""
-        return tuple(fault for kind in _ORDER for fault in self.problems.get(kind, ()))
+        """Everything that is wrong, rules first, each kind in the order of files and lines."""
+        return tuple(fault for kind in _ORDER for fault in sorted(self.problems.get(kind, ()), key=_place))
 
     def add_problem(self, kind: type[KtitanError], faults: Sequence[Fault]) -> None:
         """Note faults of one kind."""
@@ -159,6 +159,12 @@ class Plan:
             "notes": list(self.notes),
             "faults": [asdict(fault) for fault in self.faults],
         }
+
+
+def _place(fault: Fault) -> tuple[str, int]:
+    """Sort key of `file:line`; places without a line keep their order."""
+    file, _, line = fault.where.rpartition(":")
+    return (file, int(line)) if line.isdigit() else (fault.where, 0)
 
 
 _ORDER: tuple[type[Any], ...] = (RuleError, WeightError, HardwareError, PlanError, BudgetError)

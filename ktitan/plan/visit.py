@@ -11,7 +11,7 @@ from torch import nn
 from ktitan.registry import operators
 from ktitan.rules import Rule
 
-__all__ = ["Tally", "Visit", "visit_modules"]
+__all__ = ["Tally", "Visit", "placed", "visit_modules"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Walk:
         if path in self.seeds:
             placement = {"device": str(self.seeds[path])}
         if rule is not None:
-            placement = _placed(placement, rule.replace.placement)
+            placement = placed(placement, rule.replace.placement)
         self.visits.append(Visit(path, module, rule, placement, parent, region.covered_by))
         below = self._region_below(path, rule, placement, region)
         for name, child in module.named_children():
@@ -95,7 +95,8 @@ class _Walk:
             return _Region(placement, region.closed_by, region.covered_by)
         replaces = rule.replace.operator != "keep"
         operator = operators.find(rule.replace.operator)
-        covers = replaces and (operator is None or not operator.keeps_children)
+        # A name that is not registered is a fault of its own; it should not hide the rules for what is below.
+        covers = replaces and operator is not None and not operator.keeps_children
         closed = str(rule.location) if covers or not rule.recursive else region.closed_by
         return _Region(placement, closed, path if covers else region.covered_by)
 
@@ -116,7 +117,7 @@ def visit_modules(
     return walk.visits, walk.tallies
 
 
-def _placed(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def placed(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """A rule's placement over the inherited one; a new device voids an inherited home, which belonged to the old."""
     base = {} if "device" in own else dict(inherited)
     return {**base, **own}

@@ -39,7 +39,7 @@ def read_file(path: str, location: Location, log: FaultLog) -> str | None:
         log.add(location, message, "a rule file is short YAML; is this a weight file?")
         return None
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"

@@ -28,7 +28,7 @@ def parse_placement(key: str, node: Node, log: FaultLog) -> str | None:
         return None
     if isinstance(value, str) and value in TIERS:
         return value
-    log.add(node.location, f"unknown {key}: {describe(node)}", nearest(str(value), TIERS))
+    log.add(node.location, f"unknown {key}: {describe(node)}", nearest(value if isinstance(value, str) else "", TIERS))
     return None
 
 

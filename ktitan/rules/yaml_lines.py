@@ -176,7 +176,6 @@ class _Builder:
             if not isinstance(part, MapNode):
                 self._log.add(part.location, "`<<` takes a mapping or a list of mappings", "write `<<: *name`")
                 continue
-            self._grow(len(part.entries))
             for key, entry in part.entries.items():
                 entries.setdefault(key, entry)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from ktitan.operators.attention.call import AttentionCall
 from ktitan.operators.attention.softmax import eager_attention, sdpa_attention
@@ -15,7 +14,7 @@ __all__ = ["grouped_attention"]
 
 
 def grouped_attention(
-    operator: nn.Module, spec: GroupedSpec, hidden: torch.Tensor, call: AttentionCall
+    operator: Any, spec: GroupedSpec, hidden: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """hidden [B, T, H] -> output [B, T, H], and the weights [B, heads, T, S] where the formula was written out."""
     query = _heads(operator, spec, "q", hidden)
@@ -23,19 +22,18 @@ def grouped_attention(
     value = _heads(operator, spec, "v", hidden)
     query, key = call.rotate(query, key)
     key, value = call.remember(key, value)
-    key, value, mask, is_causal = call.visible(key, value)
     weights = None
     if call.eager or spec.has_sinks or spec.softcap is not None:
-        mask = call.causal_where(is_causal, mask)
+        mask = call.written_mask(hidden.device)
         sinks: Any = operator.sinks if spec.has_sinks else None
         output, weights = eager_attention(query, key, value, spec.scaling, mask, sinks, spec.softcap)
     else:
-        output = sdpa_attention(query, key, value, spec.scaling, mask, is_causal)
+        output = sdpa_attention(query, key, value, spec.scaling, call.mask, call.is_causal)
     return operator.o_proj(output.transpose(1, 2).reshape(*hidden.shape[:-1], -1)), weights
 
 
-def _heads(operator: nn.Module, spec: GroupedSpec, which: str, hidden: torch.Tensor) -> torch.Tensor:
-    """[B, T, H] -> [B, heads, T, D]: the `which` ("q", "k" or "v") projection, clipped and normalised as the spec says."""
+def _heads(operator: Any, spec: GroupedSpec, which: str, hidden: torch.Tensor) -> torch.Tensor:
+    """[B, T, H] -> [B, heads, T, D]: the `which` ("q", "k" or "v") projection, clipped and normalised by the spec."""
     states = getattr(operator, f"{which}_proj")(hidden)
     norm = getattr(operator, f"{which}_norm", None) if which != "v" else None
     if spec.norm_over == "all" and norm is not None:

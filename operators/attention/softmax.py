@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = ["apply_mask", "causal_mask", "eager_attention", "sdpa_attention", "sink_softmax"]
-
-
-def causal_mask(tokens: int, device: torch.device) -> torch.Tensor:
-    """[T, T] bool: token t may look at tokens 0..t."""
-    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
+__all__ = ["apply_mask", "eager_attention", "sdpa_attention", "sink_softmax"]
 
 
 def apply_mask(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

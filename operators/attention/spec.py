@@ -58,7 +58,7 @@ class LatentSpec:
     has_query_rank: bool
 
 
-def read_spec(module: nn.Module) -> GroupedSpec | LatentSpec | str:
+def read_spec(module: Any) -> GroupedSpec | LatentSpec | str:
     """The spec of a stock attention module, or the reason why it is neither attention.
 
     Structure only: whether the class computes what the spec says is for `ktitan.operators.attention.probe`.
@@ -74,7 +74,7 @@ def read_spec(module: nn.Module) -> GroupedSpec | LatentSpec | str:
     return _latent(module) if "kv_b_proj" in module._modules else _grouped(module)
 
 
-def _grouped(module: nn.Module) -> GroupedSpec | str:
+def _grouped(module: Any) -> GroupedSpec | str:
     reason = surplus_reason(module, {"sinks"}, children={*_GROUPED_LINEARS, "q_norm", "k_norm"})
     reason = reason or _linear_reason(module, _GROUPED_LINEARS)
     if reason is not None:
@@ -115,7 +115,7 @@ def _norm_width(norm: nn.Module | None) -> int | None:
     return int(weight.shape[-1]) if weight is not None and weight.dim() == 1 else None
 
 
-def _latent(module: nn.Module) -> LatentSpec | str:
+def _latent(module: Any) -> LatentSpec | str:
     for name in _LATENT_SIZES:
         if not isinstance(getattr(module, name, None), int):
             return f"it has no {name}"

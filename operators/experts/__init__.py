@@ -1,0 +1,1 @@
+"""Experts operators, one a file."""

@@ -56,7 +56,7 @@ class ExpertFlags:
         return names | {f"{name}_bias" for name in names} if self.has_bias else names
 
 
-def read_flags(module: nn.Module) -> ExpertFlags | str:
+def read_flags(module: Any) -> ExpertFlags | str:
     """The flags of a stock experts module, or the reason why it is not one whose numbers they fix.
 
     The flags say all only where the class hands its forward to transformers' experts interface, which computes from
@@ -88,7 +88,7 @@ def _activation_reason(module: nn.Module) -> str | None:
     return "its activation has tensors of its own" if activation is not None and activation.state_dict() else None
 
 
-def _shape_reason(module: nn.Module, flags: ExpertFlags) -> str | None:
+def _shape_reason(module: Any, flags: ExpertFlags) -> str | None:
     missing = [name for name in sorted(flags.parameters) if module._parameters.get(name) is None]
     if missing:
         return f"it lacks {', '.join(missing)}"
@@ -131,7 +131,10 @@ class TorchExperts(Operator):
     implementation does; experts without tokens cost nothing.
     """
 
-    def __init__(self, module: nn.Module, flags: ExpertFlags, context: OperatorContext) -> None:
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+    down_proj: torch.Tensor
+
+    def __init__(self, module: Any, flags: ExpertFlags, context: OperatorContext) -> None:
         super().__init__()
         self.path = context.path
         self.load_device = context.device

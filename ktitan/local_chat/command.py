@@ -1,0 +1,109 @@
+"""The command line of the chat: `python -m ktitan.local_chat` and `ktitan chat`."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktitan.local_chat.options import ChatOptions, import_plugin, read_prompt
+from ktitan.local_chat.terminal import budget_text
+
+__all__ = ["chat"]
+
+MODEL_HELP = "Directory, .gguf file, hub id (org/name), or demo."
+
+
+class Dtype(str, Enum):
+    """Numbers that the model computes with."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def chat(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
+    model_path: Annotated[str | None, typer.Option("--model-path", "--model", "-m", help="MODEL as an option.")] = None,
+    gguf_path: Annotated[
+        str | None, typer.Option(help="GGUF weights for a folder that holds config and tokenizer.")
+    ] = None,
+    rules: Annotated[
+        str, typer.Option("--rules", "--optimize-config-path", help="Rule file, name of a packaged one, or auto.")
+    ] = "auto",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 1000,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this and leave.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Answer the text of this file and leave.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy; default: the model's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Likeliest tokens with this probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="So many likeliest tokens; 0 is off.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of the likeliest token's probability.")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(min=0.01, help="Above 1: repeat less.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end mark.")] = False,
+    vram: Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")] = None,
+    ram: Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
+    plugin: Annotated[
+        str | None, typer.Option(help="Python file or module to import first; it may register operators.")
+    ] = None,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text on stderr.")] = False,
+) -> None:
+    """Chat with MODEL in the terminal, or answer one prompt (-p, --prompt-file, or text from a pipe).
+
+    The answer goes to stdout, all else to stderr. In the chat, /help lists the commands; Ctrl-C ends an answer, and
+    what was written of it stays in the conversation.
+    """
+    name = _one_model(model, model_path)
+    if prompt is not None and prompt_file is not None:
+        raise typer.BadParameter("give --prompt or --prompt-file, not both")
+    loading = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
+    shaping = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}
+    options = ChatOptions(
+        model=name,
+        load={**loading, "budget": budget_text(None, vram, ram)},
+        stream={**shaping, **choosing, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos},
+        system=system,
+        no_color=no_color,
+    )
+    code = _run(options, read_prompt(prompt, prompt_file), plugin)
+    if code:
+        raise typer.Exit(code)
+
+
+def _one_model(model: str | None, model_path: str | None) -> str:
+    if (model is None) == (model_path is None):
+        raise typer.BadParameter("give MODEL once: as an argument, or as --model-path")
+    return model or model_path or ""
+
+
+def _run(options: ChatOptions, prompt: str | None, plugin: str | None) -> int:
+    """Load the model and answer; the exit code."""
+    from rich.console import Console
+
+    from ktitan.local_chat.loading import load_model
+    from ktitan.local_chat.reader import Reader
+    from ktitan.local_chat.session import Session
+
+    # Text of models, files and users must not be taken for markup, and a long line is the terminal's to wrap.
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True, no_color=options.no_color or None)
+    if hasattr(sys.stdout, "reconfigure"):
+        # A terminal that cannot show a character shows a question mark, and the answer goes on.
+        sys.stdout.reconfigure(errors="replace")
+    if plugin is not None:
+        import_plugin(plugin)
+    model, tokenizer = load_model(options, console)
+    session = Session(model, tokenizer, options, console)
+    return session.run(Reader(console)) if prompt is None else session.run_once(prompt)

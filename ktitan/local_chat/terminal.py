@@ -1,0 +1,92 @@
+"""Where the library meets the terminal: exit codes, error text, log lines, and a reader who goes away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ktitan.env import log_level
+from ktitan.errors import IoError, KtitanError, UnsupportedError
+
+__all__ = ["APP_OPTIONS", "CONTEXT_SETTINGS", "GuardedCommand", "GuardedGroup", "budget_text"]
+
+FAULT, USERS_ERROR, INTERRUPTED = 1, 2, 130
+
+# Plain help can be searched and answers soonest; a fault shows Python's own traceback, without any locals.
+APP_OPTIONS: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
+
+
+def _hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+CONTEXT_SETTINGS: dict[str, Any] = {"token_normalize_func": _hyphens, "help_option_names": ["-h", "--help"]}
+
+
+class GuardedCommand(TyperCommand):
+    """A command whose errors become exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; see `guarded`."""
+        return guarded(partial(super().invoke, ctx))
+
+
+class GuardedGroup(TyperGroup):
+    """A group of commands whose errors become exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command; see `guarded`."""
+        return guarded(partial(super().invoke, ctx))
+
+
+def guarded(action: Callable[[], Any]) -> Any:
+    """The result of `action`, its KtitanErrors as text on stderr.
+
+    Exit codes: 2 for the user's error, 1 for a drive or file that fails, 130 after Ctrl-C, and 0 without a word when
+    nobody reads stdout any more (`| head -1`). Any other exception is a fault and passes: Python prints it and exits
+    with 1.
+    """
+    try:
+        _start_logging()
+        return action()
+    except KtitanError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(FAULT if isinstance(error, IoError) else USERS_ERROR) from error
+    except BrokenPipeError:
+        # Python flushes stdout when it ends, and would complain about the closed pipe once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _start_logging() -> None:
+    """ktitan's log lines go to stderr, at the level that KTITAN_LOG names."""
+    level = logging.getLevelName(log_level())
+    if not isinstance(level, int):
+        raise UnsupportedError(
+            f"{log_level()!r} is not a log level", "KTITAN_LOG", "set it to debug, info, warning or error"
+        )
+    logger = logging.getLogger("ktitan")
+    logger.setLevel(level)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def budget_text(budget: str | None, vram: str | None, ram: str | None) -> str | None:
+    """One budget from `--budget`, `--vram` and `--ram`; None when none is given."""
+    limits = [budget, f"vram={vram}" if vram else None, f"ram={ram}" if ram else None]
+    return ",".join(filter(None, limits)) or None

@@ -1,0 +1,246 @@
+"""A transformers config from GGUF metadata alone: a row of `FAMILIES` for each architecture.
+
+Key names: https://github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py and the converters beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GenerationConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+)
+
+from ktitan.errors import FormatError, UnsupportedError
+from ktitan.weights.gguf_metadata import GgufKeys, token_id
+from ktitan.weights.gguf_rope import rope_parameters
+from ktitan.weights.gguf_source import GgufSource
+
+__all__ = ["FAMILIES", "Family", "config_from_gguf", "generation_config_from_gguf"]
+
+logger = logging.getLogger("ktitan.weights.gguf")
+
+USE_FOLDER = "give the model's HuggingFace folder for its config, and this file for the weights"
+SOFTMAX, SIGMOID = 1, 2
+CONTROL = 3
+# Marks that end a turn; one counts when it is a control token that the file's own chat template writes.
+END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
+
+# config attribute -> key, for whole numbers of at least 1 that every file must have
+SIZES = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one GGUF architecture becomes a config.
+
+    Attributes:
+        values: from the metadata to the config class and the values that only this family has.
+        sizes: config attribute -> key of a required whole number, besides `SIZES`.
+        refused: key -> why the model classes cannot follow it, when the file has it with a value other than 0.
+    """
+
+    values: Callable[[GgufKeys], tuple[type[PretrainedConfig], dict[str, Any]]]
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+def config_from_gguf(source: GgufSource) -> PretrainedConfig:
+    """The config of the stock class that computes what the file describes; its dtype is left to the caller.
+
+    Architecture "llama" gives Llama, or Mixtral when there are experts. "deepseek2" covers DeepSeek V2 and V3; what
+    sets their classes apart is the router: sigmoid scores (`expert_gating_func` 2) with a selection bias are V3's,
+    softmax is V2's. A file without that key means softmax, as in llama.cpp.
+
+    Raises:
+        UnsupportedError: the architecture is unknown, or the file asks for what the class cannot compute.
+        FormatError: metadata is missing or contradicts itself or the tensors.
+    """
+    family = FAMILIES.get(source.architecture)
+    if family is None:
+        raise UnsupportedError(
+            f"GGUF architecture {source.architecture!r} has no config here; known: {', '.join(sorted(FAMILIES))}",
+            source.path,
+            USE_FOLDER,
+        )
+    keys = GgufKeys(source)
+    for key, why in family.refused.items():
+        if keys.has(key) and keys.number(key) != 0:
+            raise UnsupportedError(f"{source.architecture}.{key}: {why}", source.path, USE_FOLDER)
+    cls, special = family.values(keys)
+    values = {**_common(keys, {**SIZES, **family.sizes}), **special}
+    try:
+        config = cls(**values)
+    except (StrictDataclassError, ValueError, KeyError) as error:
+        raise FormatError(f"the metadata makes no {cls.__name__}: {error}", source.path, USE_FOLDER) from error
+    config.architectures = [cls.__name__.replace("Config", "ForCausalLM")]
+    config.name_or_path = source.path
+    return config
+
+
+def generation_config_from_gguf(source: GgufSource, config: PretrainedConfig) -> GenerationConfig:
+    """Start, end and padding ids; the end ids are those of text, turn and message, each once."""
+    vocabulary = config.vocab_size
+    named = [token_id(source.metadata, name, vocabulary) for name in ("eos", "eot", "eom")]
+    ends = list(dict.fromkeys(one for one in [*named, *_template_ends(source)] if one is not None))
+    return GenerationConfig(
+        bos_token_id=config.bos_token_id,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=ends if len(ends) > 1 else (ends[0] if ends else None),
+    )
+
+
+def _template_ends(source: GgufSource) -> list[int]:
+    """Control tokens that end a turn in the chat template; older files have no `eot_token_id`."""
+    template = source.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str):
+        return []
+    keys = GgufKeys(source)
+    tokens = keys.items("tokenizer.ggml.tokens", str, required=False)
+    types = keys.items("tokenizer.ggml.token_type", int, required=False)
+    marks = [mark for mark in END_OF_TURN if mark in template]
+    return [
+        index
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == CONTROL and token in marks
+    ]
+
+
+def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
+    """What every decoder has."""
+    source = keys.source
+    values: dict[str, Any] = {name: keys.integer(key) for name, key in sizes.items()}
+    values["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0, minimum=0)
+    _check_blocks(source, values["num_hidden_layers"])
+    values["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
+    vocabulary = len(source.metadata.get("tokenizer.ggml.tokens", ())) or keys.integer("vocab_size")
+    values["vocab_size"] = vocabulary
+    values["tie_word_embeddings"] = "output.weight" not in source.tensors
+    for ours, theirs in {"bos": "bos", "eos": "eos", "pad": "padding"}.items():
+        values[f"{ours}_token_id"] = token_id(source.metadata, theirs, vocabulary)
+    return values
+
+
+def _check_blocks(source: GgufSource, stated: int) -> None:
+    """Refuse a block count that the tensors do not bear out, before a model of that many layers is built."""
+    numbers = (re.match(r"blk\.(\d+)\.", name) for name in source.tensors)
+    found = len({number[1] for number in numbers if number})
+    if not 1 <= stated <= found:
+        raise FormatError(
+            f"the metadata says {stated} blocks, there are tensors for {found}", source.path, "convert the model again"
+        )
+
+
+def _llama(keys: GgufKeys) -> tuple[type[PretrainedConfig], dict[str, Any]]:
+    heads = keys.integer("attention.head_count")
+    shared = keys.integer("attention.head_count_kv", heads)
+    head = keys.integer("attention.key_length", max(1, keys.integer("embedding_length") // heads))
+    rotary = keys.integer("rope.dimension_count", head)
+    if keys.integer("attention.value_length", head) != head or rotary != head:
+        raise UnsupportedError("keys, values and rotary part of a head differ in size", keys.source.path, USE_FOLDER)
+    if heads % shared:
+        raise FormatError(f"{heads} heads cannot share {shared} key heads", keys.source.path, "convert the model again")
+    values = {
+        "num_key_value_heads": shared,
+        "head_dim": head,
+        "rope_parameters": rope_parameters(keys, head),
+    }
+    if keys.integer("expert_count", 0, minimum=0):
+        experts = {
+            "num_local_experts": keys.integer("expert_count"),
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+            "sliding_window": None,
+        }
+        return MixtralConfig, {**values, **experts}
+    biases = {
+        "attention_bias": "blk.0.attn_q.bias" in keys.source.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in keys.source.tensors,
+    }
+    return LlamaConfig, {**values, **biases}
+
+
+def _deepseek(keys: GgufKeys) -> tuple[type[PretrainedConfig], dict[str, Any]]:
+    rotary = keys.integer("rope.dimension_count")
+    # Files that keep kv_b in two tensors describe the latent as one key head, and the true head sizes in *_mla.
+    key = keys.integer("attention.key_length_mla", keys.integer("attention.key_length"), minimum=rotary + 1)
+    values = {
+        "num_key_value_heads": keys.integer("attention.head_count"),
+        "q_lora_rank": keys.integer("attention.q_lora_rank", 0, minimum=0) or None,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": key - rotary,
+        "v_head_dim": keys.integer("attention.value_length_mla", keys.integer("attention.value_length")),
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, minimum=0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        # llama.cpp writes and reads 0 for "no scale".
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0) or 1.0,
+        "attention_bias": "blk.0.attn_output.bias" in keys.source.tensors,
+        "rope_parameters": rope_parameters(keys, rotary, two_scales=True),
+        "n_group": keys.integer("expert_group_count", 1),
+        "topk_group": keys.integer("expert_group_used_count", 1),
+    }
+    gating = keys.integer("expert_gating_func", SOFTMAX, minimum=0) or SOFTMAX
+    if gating == SIGMOID:
+        return DeepseekV3Config, _sigmoid_router(keys, values)
+    if gating == SOFTMAX:
+        return DeepseekV2Config, _softmax_router(keys, values)
+    raise UnsupportedError(f"expert_gating_func {gating} is neither softmax nor sigmoid", keys.source.path, USE_FOLDER)
+
+
+def _sigmoid_router(keys: GgufKeys, values: dict[str, Any]) -> dict[str, Any]:
+    if not keys.has("expert_group_count"):
+        logger.warning(
+            "%s does not say how its experts are grouped (an early conversion); all are taken as one group, as "
+            "llama.cpp does. DeepSeek V3 and R1 have 8 groups: %s",
+            keys.source.path,
+            USE_FOLDER,
+        )
+    return {**values, "rope_interleave": True}
+
+
+def _softmax_router(keys: GgufKeys, values: dict[str, Any]) -> dict[str, Any]:
+    biased = next((name for name in keys.source.tensors if name.endswith("exp_probs_b.bias")), None)
+    if biased is not None:
+        # A converter that does not find `scoring_func` leaves the key out of V3 files; softmax would be wrong, quietly.
+        raise UnsupportedError(
+            f"{biased!r} belongs to a sigmoid router, but the file has no deepseek2.expert_gating_func = 2",
+            keys.source.path,
+            f"set that key (gguf-new-metadata), or {USE_FOLDER}",
+        )
+    if values["norm_topk_prob"] and keys.integer("expert_used_count") > 1:
+        raise UnsupportedError(
+            "softmax routing with normalised weights, which DeepSeek V2 does not have", keys.source.path, USE_FOLDER
+        )
+    grouped = values["n_group"] > 1
+    return {**values, "topk_method": "group_limited_greedy" if grouped else "greedy"}
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(_llama),
+    "deepseek2": Family(
+        _deepseek,
+        sizes={
+            "kv_lora_rank": "attention.kv_lora_rank",
+            "n_routed_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "n_shared_experts": "expert_shared_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        refused={"attention.temperature_scale": "attention is scaled by position, which DeepSeek's classes do not do"},
+    ),
+}

@@ -1,0 +1,144 @@
+"""The import arrows of docs/architecture.md: who may import whom, read from the sources."""
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+# Unit -> units it may import. A unit is a module or package directly below ktitan, or the folder `operators`.
+ALLOWED = {
+    "errors": set(),
+    "env": set(),
+    "cgroups": set(),
+    "cpuinfo": {"cgroups"},
+    "registry": {"errors"},
+    "context": {"errors"},
+    "hardware": {"cgroups", "cpuinfo", "errors", "env"},
+    "native": {"errors", "env", "hardware"},
+    "formats": {"errors", "registry"},
+    "tiers": {"formats", "native", "errors"},
+    "weights": {"formats", "registry", "errors"},
+    "rules": {"errors", "registry"},
+    "operator": {"context", "errors", "formats", "hardware"},
+    "operators": {"operator", "context", "registry", "errors", "formats", "native", "tiers", "hardware"},
+    "plan": {"rules", "weights", "formats", "hardware", "registry", "operator", "tiers", "errors"},
+    "inject": {"plan", "weights", "operator", "context", "tiers", "errors"},
+    "engine": {"context", "native", "tiers", "errors"},
+    "planner": {"plan", "rules", "hardware", "tiers", "errors"},
+    "api": {
+        "planner",
+        "inject",
+        "plan",
+        "rules",
+        "weights",
+        "engine",
+        "operators",
+        "operator",
+        "registry",
+        "hardware",
+        "tiers",
+        "formats",
+        "errors",
+        "env",
+    },
+    "local_chat": {"api", "planner", "errors", "env", "tiers"},
+    "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
+    "cli": {"api", "planner", "local_chat", "bench", "errors", "env", "tiers"},
+    "injection_rules": set(),
+    "__init__": {"api", "errors", "operator", "registry"},
+}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Dotted names imported anywhere in a module, but for those under `if TYPE_CHECKING:`."""
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    names = set()
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+def unit_of(path: Path, root: Path) -> str:
+    first, *rest = path.relative_to(root).parts
+    if first != "ktitan":
+        return first
+    return rest[0].removesuffix(".py")
+
+
+def wrong_arrows(root: Path) -> list[str]:
+    """Every import that the table does not allow, as "file -> unit"."""
+    wrong = []
+    for folder in ("ktitan", "operators", "injection_rules"):
+        for path in sorted((root / folder).rglob("*.py")):
+            unit = unit_of(path, root)
+            for name in imported(ast.parse(path.read_text("utf-8"))):
+                pieces = name.split(".")
+                if pieces[0] != "ktitan" or len(pieces) < 2:
+                    continue
+                target = pieces[1]
+                known = (root / "ktitan" / target).exists() or (root / "ktitan" / f"{target}.py").exists()
+                if target in ("operators", "injection_rules"):
+                    known = True
+                if known and target != unit and target not in ALLOWED.get(unit, set()):
+                    wrong.append(f"{path.relative_to(root)} -> {target}")
+    return sorted(set(wrong))
+
+
+def private_sibling_imports(root: Path) -> list[str]:
+    """Names with a leading underscore that an operator takes from another file."""
+    found = []
+    for path in sorted((root / "operators").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ktitan.operators"):
+                found += [f"{path.name}: {a.name}" for a in node.names if a.name.startswith("_")]
+    return found
+
+
+def test_every_import_follows_an_arrow(repository):
+    assert wrong_arrows(repository) == []
+
+
+def test_every_unit_is_in_the_table(repository):
+    units = {unit_of(p, repository) for p in (repository / "ktitan").rglob("*.py")}
+    assert units <= set(ALLOWED)
+
+
+def test_operators_keep_out_of_each_others_private_names(repository):
+    assert private_sibling_imports(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "arrow"),
+    [
+        ("operators/norm.py", "import ktitan.plan", "operators/norm.py -> plan"),
+        ("ktitan/engine/sampling.py", "from ktitan.api import load", "ktitan/engine/sampling.py -> api"),
+        ("ktitan/rules/match.py", "def f():\n    from ktitan import inject", "ktitan/rules/match.py -> inject"),
+    ],
+)
+def test_an_arrow_added_on_purpose_is_found(repository, tmp_path, file, line, arrow):
+    for folder in ("ktitan", "operators", "injection_rules"):
+        shutil.copytree(repository / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / file
+    path.write_text(path.read_text("utf-8") + f"\n\n{line}\n", "utf-8")
+    assert wrong_arrows(tmp_path) == [arrow]
+
+
+def test_only_env_reads_the_environment(repository):
+    readers = [
+        path.name
+        for folder in ("ktitan", "operators")
+        for path in (repository / folder).rglob("*.py")
+        if "environ" in path.read_text("utf-8") or "getenv" in path.read_text("utf-8")
+    ]
+    assert readers == ["env.py"]
