@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ktitan.api.build import attach_generation_config, build_tokenizer
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
-from ktitan.inject import apply_plan
+from ktitan.inject import apply_plan, refuse_injected
 from ktitan.plan import Plan
 from ktitan.tiers import Budget
 from ktitan.weights.opening import Weights, open_sources
@@ -61,6 +61,7 @@ def optimize_and_load(
         FormatError, IoError: a file is broken; the model is as it was.
         UnsupportedError: injected already, or something this version cannot do.
     """
+    refuse_injected(model)
     sources = open_sources(weights, model)
     plan = plan_injection(model, rules, sources, budget=budget, device=device, quant=quant, context=context)
     _carry_out(model, plan, keep_original, progress)

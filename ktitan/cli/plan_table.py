@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["PIPE_WIDTH", "PlanTableRow", "fold_rows", "number_set", "plan_table"]
 
@@ -117,5 +118,6 @@ def plan_table(rows: Sequence[PlanTableRow], format_bytes: Callable[[int], str])
         options: dict[str, Any] = {"justify": "right"} if title in ("n", "size") else {"overflow": "fold"}
         table.add_column(title, **options)
     for row in zip(*shown.values(), strict=True):
-        table.add_row(*row)
+        # As Text, since "[...]" in a path or a file's name is no markup.
+        table.add_row(*map(Text, row))
     return table

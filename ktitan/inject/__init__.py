@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ktitan.inject.apply import apply_plan
+from ktitan.inject.apply import apply_plan, refuse_injected
 from ktitan.inject.handle import Handle
 
-__all__ = ["Handle", "apply_plan"]
+__all__ = ["Handle", "apply_plan", "refuse_injected"]

@@ -20,7 +20,7 @@ from ktitan.plan.rows import Choice, Decision, Plan
 from ktitan.weights.binding import WeightMap
 from ktitan.weights.module_weights import BoundWeights
 
-__all__ = ["HANDLE_NAME", "apply_plan"]
+__all__ = ["HANDLE_NAME", "apply_plan", "refuse_injected"]
 
 HANDLE_NAME = "ktitan"
 Progress = Callable[[int, int], None]
@@ -56,8 +56,7 @@ def apply_plan(
         UnsupportedError: the model is injected already, or an operator does not compute what the stock module does.
         WeightError, IoError, FormatError: loading failed; the model is as it was.
     """
-    if hasattr(model, HANDLE_NAME):
-        raise UnsupportedError("this model is injected already", type(model).__name__, "call model.ktitan.undo() first")
+    refuse_injected(model)
     if plan.weights is None:
         raise WeightError("the plan was made without weights", remedy="pass weights=")
     journal = Journal(model)
@@ -72,6 +71,16 @@ def apply_plan(
         for source in plan.weights.sources:
             source.on_read = None
     return handle
+
+
+def refuse_injected(model: nn.Module) -> None:
+    """Injection starts from a stock model.
+
+    Raises:
+        UnsupportedError: `model` is injected already.
+    """
+    if hasattr(model, HANDLE_NAME):
+        raise UnsupportedError("this model is injected already", type(model).__name__, "call model.ktitan.undo() first")
 
 
 def _is_live(weights: WeightMap) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Handle:
     ) -> None:
         self.plan = plan
         self._model = model
-        self._journal = journal
+        self._journal: Journal | None = journal
         self._replaced = replaced
         self._originals = originals
         self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
@@ -76,9 +77,16 @@ class Handle:
             UnsupportedError: the stock tensors are nowhere any more.
             WeightError, IoError: the source cannot be read; the model stays injected.
         """
+        journal = self._journal
+        if journal is None:
+            raise UnsupportedError(
+                "this model is a copy of an injected one; only the original knows its stock modules",
+                type(self._model).__name__,
+                "call undo() on the original before copying",
+            )
         stock_tensors = {path: self._tensors(path, stock) for path, stock in self._replaced}
         kept = self._loaded_state()
-        self._journal.roll_back()
+        journal.roll_back()
         for path, stock in self._replaced:
             _set_tensors(stock, stock_tensors[path])
         for module, name, tensor, is_parameter in kept:
@@ -88,6 +96,29 @@ class Handle:
             self._model.eval()
             self._tie()
         return self._model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        """The handle of a copied model: it knows the plan, but must not undo the original's edits."""
+        twin = copy.copy(self)
+        twin._model = copy.deepcopy(self._model, memo)
+        twin._journal, twin._replaced, twin._originals = None, [], None
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the plan's public part; stock modules and open files stay behind."""
+        plan = self.plan
+        public = Plan(
+            rows=plan.rows,
+            hops=plan.hops,
+            parts=plan.parts,
+            limits=plan.limits,
+            budget=plan.budget,
+            context_tokens=plan.context_tokens,
+            origin=plan.origin,
+            notes=plan.notes,
+        )
+        left_out = {"plan": public, "_journal": None, "_replaced": [], "_originals": None}
+        return {**self.__dict__, **left_out}
 
     def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:
         """The stock tensors of one replaced module, by relative name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,15 +19,29 @@ def add_hop(module: nn.Module, hop: Hop, journal: Journal) -> None:
     layers live where they are written.
     """
 
-    def arrive(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return moved(args, hop.device), moved(kwargs, hop.device)
-
-    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-        return moved(output, hop.parent_device)
-
-    journal.add_hook(module.register_forward_pre_hook(arrive, with_kwargs=True))
+    journal.add_hook(module.register_forward_pre_hook(_Arrive(hop.device), with_kwargs=True))
     if hop.returns:
-        journal.add_hook(module.register_forward_hook(leave))
+        journal.add_hook(module.register_forward_hook(_Leave(hop.parent_device)))
+
+
+@dataclass(frozen=True)
+class _Arrive:
+    """Pre-hook; a class, not a closure, so that an injected model can be pickled."""
+
+    device: torch.device
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return moved(args, self.device), moved(kwargs, self.device)
+
+
+@dataclass(frozen=True)
+class _Leave:
+    """Post-hook."""
+
+    device: torch.device
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        return moved(output, self.device)
 
 
 def moved(value: Any, device: torch.device) -> Any:

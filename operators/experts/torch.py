@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ktitan.operators.stock import (
     mirror_parameters,
     packed_reason,
     plain_attributes,
+    shell_of,
     surplus_reason,
 )
 from ktitan.registry import register_operator
@@ -131,22 +132,17 @@ class TorchExperts(Operator):
     implementation does; experts without tokens cost nothing.
     """
 
-    act_fn: Callable[[torch.Tensor], torch.Tensor]
     down_proj: torch.Tensor
 
     def __init__(self, module: Any, flags: ExpertFlags, context: OperatorContext) -> None:
         super().__init__()
         self.path = context.path
         self.load_device = context.device
-        # The stock gate function reads its constants (alpha, limit, act_fn) from whatever it is called on.
-        for name, value in plain_attributes(module).items():
-            setattr(self, name, value)
-        if "act_fn" in module._modules:
-            self.act_fn = module.act_fn
         self.flags = flags
-        self.stock_gate: Callable[[Any, torch.Tensor], torch.Tensor] | None = None
-        if flags.has_gate:
-            self.stock_gate = type(module)._apply_gate
+        # The stock gate reads its constants (alpha, limit, act_fn) from its own module; in a tuple it is no child.
+        gate = shell_of(type(module), plain_attributes(module))
+        gate._modules.update(module._modules)
+        self.gate: tuple[Any] = (gate,)
         mirror_parameters(self, module)
 
     @classmethod
@@ -191,7 +187,8 @@ class TorchExperts(Operator):
     def compute_expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         """One expert on its tokens: [n, H] -> [n, H], not weighted."""
         joined = self._product(self.flags.first, expert, rows)
-        inner = self.act_fn(joined) if self.stock_gate is None else self.stock_gate(self, joined)
+        gate = self.gate[0]
+        inner = gate._apply_gate(joined) if self.flags.has_gate else gate.act_fn(joined)
         return self._product("down_proj", expert, inner)
 
     def _product(self, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:

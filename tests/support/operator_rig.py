@@ -19,8 +19,8 @@ VOCABULARY = 97
 _COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 40,
-    "intermediate_size": 52,
-    "num_hidden_layers": 3,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
     "bos_token_id": 1,
@@ -45,7 +45,7 @@ _LATENT = {
 }
 _V2 = {**_LATENT, "topk_method": "group_limited_greedy"}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 32}
-_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
+_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 
 # Family name -> (model_type, config entries).
 FAMILIES = {
@@ -54,10 +54,10 @@ FAMILIES = {
     "gemma2": ("gemma2", {**_GROUPED, **_ALTERNATING, "head_dim": 12, "attn_logit_softcapping": 3.0}),
     "gemma3": ("gemma3_text", {**_GROUPED, **_ALTERNATING, "head_dim": 12, "query_pre_attn_scalar": 20}),
     "mixtral": ("mixtral", {**_GROUPED, "num_local_experts": 5, "num_experts_per_tok": 2}),
-    "qwen2_moe": ("qwen2_moe", {**_GROUPED, "num_experts": 6, "moe_intermediate_size": 20, "num_experts_per_tok": 2}),
+    "qwen2_moe": ("qwen2_moe", {**_GROUPED, "num_experts": 6, "moe_intermediate_size": 24, "num_experts_per_tok": 2}),
     "qwen3_moe": (
         "qwen3_moe",
-        {**_GROUPED, "head_dim": 12, "num_experts": 6, "moe_intermediate_size": 20, "num_experts_per_tok": 3},
+        {**_GROUPED, "head_dim": 12, "num_experts": 6, "moe_intermediate_size": 24, "num_experts_per_tok": 3},
     ),
     "olmoe": ("olmoe", {**_GROUPED, "num_experts": 7, "num_experts_per_tok": 3, "clip_qkv": 0.7}),
     "gpt_oss": (
@@ -153,16 +153,16 @@ def meta_twin(module):
     return copy.deepcopy(module).to("meta")
 
 
-def refusal(name, module, **kwargs):
+def refusal(name, module):
     """The reason of operator `name` against `module`, or None."""
     kind = operators.get(name)
-    return kind.supports(context_for(module), kind.Config(**kwargs))
+    return kind.supports(context_for(module), kind.Config())
 
 
-def loaded(name, module, dtype=torch.float32, path="layer.module", **kwargs):
+def loaded(name, module, dtype=torch.float32, path="layer.module", config=None):
     """Operator `name` in the place of a real module, built from its shapes and loaded with its tensors."""
     kind = operators.get(name)
-    config = kind.Config(**kwargs)
+    config = config or kind.Config()
     stock = module if kind.keeps_children else meta_twin(module)
     context = context_for(stock, path, dtype)
     reason = kind.supports(context, config)

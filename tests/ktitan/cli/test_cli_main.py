@@ -1,0 +1,102 @@
+"""The root command: what answers without torch, and which exit codes there are."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import ktitan
+from ktitan.cli.main import app
+from ktitan.errors import BudgetError, IoError, RuleError
+from ktitan.local_chat.terminal import GuardedGroup
+
+LIGHT = [
+    ["--help"],
+    ["--version"],
+    ["chat", "--help"],
+    ["plan", "-h"],
+    ["rules", "check", "--help"],
+    ["bench", "--help"],
+    [],
+    ["rules"],
+    ["--nonsense"],
+    ["nonsense"],
+    ["plan"],
+    ["plan", "--nonsense"],
+    ["chat", "m", "--top_p", "7"],
+    ["chat", "-p", "no model"],
+]
+PROBE = """
+import sys
+from ktitan.cli.main import app
+for words in {arguments!r}:
+    try:
+        app(words, prog_name="ktitan")
+    except SystemExit as end:
+        heavy = sorted({{"torch", "transformers", "numpy", "numba"}} & set(sys.modules))
+        sys.stderr.write(f"END {{words}} {{end.code}} {{heavy}}\\n")
+"""
+
+
+def test_help_version_and_bad_flags_do_not_import_torch():
+    ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
+    ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
+    codes = [0] * 6 + [2] * 8
+    assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
+
+
+def test_version_and_help():
+    runner = CliRunner()
+    assert runner.invoke(app, ["--version"]).stdout == f"ktitan {ktitan.__version__}\n"
+    commands = runner.invoke(app, ["--help"]).stdout
+    assert all(name in commands for name in ("chat", "plan", "rules", "bench"))
+
+
+@pytest.mark.parametrize("name", ["--max-new-tokens", "--max_new_tokens"])
+def test_options_are_read_with_either_mark(name):
+    result = CliRunner().invoke(app, ["chat", "m", "-p", "x", name, "0"])
+    assert result.exit_code == 2
+    assert "--max-new-tokens" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuleError("no such operator", "r.yaml:3", "use one"), 2),
+        (BudgetError("too much"), 2),
+        (IoError("the drive failed"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_of_any_command_become_exit_codes(error, code):
+    failing = typer.Typer(cls=GuardedGroup)
+
+    @failing.callback()
+    def group():
+        pass
+
+    @failing.command()
+    def fail():
+        raise error
+
+    result = CliRunner().invoke(failing, ["fail"])
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.strip() == ("" if code == 130 else str(error))
+
+
+def test_a_fault_is_not_dressed_up():
+    failing = typer.Typer(cls=GuardedGroup)
+
+    @failing.callback()
+    def group():
+        pass
+
+    @failing.command()
+    def fail():
+        raise ZeroDivisionError
+
+    result = CliRunner().invoke(failing, ["fail"])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, ZeroDivisionError)
