@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -62,13 +63,27 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     try:
         with safe_open(path, "pt") as _, open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length), object_pairs_hook=_unique)
+    except _KeyTwice as error:
+        raise FormatError(f"{error} stands twice in the header", str(path), "copy or download it again") from error
     except SafetensorError as error:
         raise FormatError(f"not a valid safetensors file: {error}", str(path), "copy or download it again") from error
     except OSError as error:
         raise WeightError(f"cannot open: {error.strerror or error}", str(path), "check path and permissions") from error
     header.pop("__metadata__", None)
     return {name: _tensor(name, entry, str(path), 8 + length) for name, entry in header.items()}
+
+
+class _KeyTwice(ValueError):
+    """A JSON object has a key twice, which the library lets pass when both entries agree."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _KeyTwice(next(repr(name) for name in names if names.count(name) > 1))
+    return table
 
 
 def _tensor(name: str, entry: Mapping[str, object], file: str, data_start: int) -> TensorInfo:

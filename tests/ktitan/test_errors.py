@@ -1,0 +1,31 @@
+import pickle
+
+import pytest
+
+import ktitan
+from ktitan.errors import Fault, KtitanError
+
+
+def test_one_fault_reads_as_a_sentence_with_its_place_and_remedy():
+    error = ktitan.RuleError("no such operator", "rules.yaml:3", "did you mean linear.torch?")
+    assert str(error) == "[RuleError] rules.yaml:3: no such operator\n  remedy: did you mean linear.torch?"
+    assert error.code == "RuleError" and len(error.faults) == 1
+
+
+def test_many_faults_are_numbered_under_one_error():
+    faults = [Fault("a", "x:1", "do b"), Fault("c")]
+    error = ktitan.WeightError.from_faults(faults, "2 faults")
+    assert error.faults == tuple(faults)
+    assert str(error).splitlines() == ["[WeightError] 2 faults", "1. x:1: a", "  remedy: do b", "2. c"]
+
+
+def test_a_single_collected_fault_keeps_its_parts():
+    error = ktitan.BudgetError.from_faults([Fault("too much", "ram", "raise it")])
+    assert (error.message, error.where, error.remedy) == ("too much", "ram", "raise it")
+
+
+@pytest.mark.parametrize("error", [ktitan.IoError("m", "w", "r"), KtitanError("Code", "m", "w", "r")])
+def test_errors_can_be_pickled(error):
+    twin = pickle.loads(pickle.dumps(error))
+    assert type(twin) is type(error)
+    assert (twin.code, str(twin), twin.faults) == (error.code, str(error), error.faults)

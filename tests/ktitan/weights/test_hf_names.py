@@ -1,0 +1,48 @@
+"""Checkpoint names of families against transformers' own loader."""
+
+import pytest
+import torch
+from support.tiny_models import CONFIGS, on_meta, save_tiny
+from transformers import AutoModelForCausalLM, GptOssConfig, PhimoeConfig, Qwen2MoeConfig
+
+from ktitan.weights.hf_names import hf_bindings
+from ktitan.weights.opening import open_source
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+OTHERS = {
+    "gpt_oss": lambda: GptOssConfig(**SMALL, head_dim=8, num_local_experts=4, num_experts_per_tok=2),
+    "phimoe": lambda: PhimoeConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **SMALL, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=4, num_experts_per_tok=2
+    ),
+}
+
+
+@pytest.mark.parametrize("family", [*CONFIGS, *OTHERS])
+def test_every_tensor_is_what_the_stock_loader_makes(tmp_path, family):
+    if family in CONFIGS:
+        stock = save_tiny(family, tmp_path)
+    else:
+        torch.manual_seed(0)
+        stock = AutoModelForCausalLM.from_config(OTHERS[family](), dtype=torch.float32)
+        stock.save_pretrained(tmp_path)
+    bindings, surplus, faults = hf_bindings(on_meta(tmp_path), open_source(tmp_path))
+    assert surplus == [] and faults == []
+    state = stock.state_dict()
+    assert set(state) - set(bindings) <= set(stock.all_tied_weights_keys)
+    for name, expression in bindings.items():
+        assert torch.equal(expression.dense(torch.float32), state[name].float()), name
+
+
+def test_experts_are_read_one_by_one(tmp_path):
+    save_tiny("mixtral", tmp_path)
+    bindings, _, _ = hf_bindings(on_meta(tmp_path), open_source(tmp_path))
+    names = [leaf.info.name for leaf in bindings["model.layers.1.mlp.experts.gate_up_proj"].leaves()]
+    assert len(names) == 10 and all("experts" in name for name in names)
