@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 @bench.command("hw")
 def hw(
-    path: Annotated[str | None, typer.Option(help="File or directory whose drive is read.", metavar="PATH")] = None,
+    path: Annotated[Path | None, typer.Option(help="File or directory whose drive is read.", exists=True)] = None,
     seconds: Annotated[float, typer.Option(help="Time for each case.", min=0.01)] = 1.0,
     gpu: Annotated[int | None, typer.Option(help="CUDA device; the first when not given.", metavar="INDEX")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, the machine first.")] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,9 +64,12 @@ class TorchKVPool(KVPool):
         self._write_plan: tuple[Any, list[WritePart]] | None = None
         self._read_plan: tuple[Any, dict[int, tuple[_Parts, _Parts]]] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles make their own plans: these hold views of our tensors.
-        return self.__dict__ | {"_write_plan": None, "_read_plan": None}
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchKVPool:
+        clone = memo[id(self)] = type(self).__new__(type(self))
+        # Copied under inference mode, the tensors could not be written to outside of it.
+        with torch.inference_mode(False):
+            clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return clone
 
     def new_sequence(self) -> int:
         """The id of a new, empty sequence; ids are never used again."""
@@ -322,10 +326,10 @@ class TorchKVPool(KVPool):
         """Replace a page that others use, too, by a copy."""
         page = state.table[index]
         if self._ledger.references(page) > 1:
-            copy = self._ledger.take(page)
-            self._store.copy_page(page, copy)
+            own = self._ledger.take(page)
+            self._store.copy_page(page, own)
             self._ledger.release((page,))
-            state.table[index] = copy
+            state.table[index] = own
 
     def _provide(self, pages: int) -> None:
         """See to it that `pages` pages are free; raises BudgetError when they cannot be."""

@@ -1,0 +1,1 @@
+"""The only package that may touch native code; this version has none and computes with PyTorch."""

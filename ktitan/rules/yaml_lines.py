@@ -83,7 +83,8 @@ class _Builder:
         self._log = log
         self._line = 1
         self._size = 0
-        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._deepest = 0
+        self._anchors: dict[str, tuple[Node, int, int]] = {}  # node, its values in all, levels below it
         self._open_anchors: set[str] = set()
 
     def document(self) -> Node | None:
@@ -110,8 +111,12 @@ class _Builder:
         self._line = event.start_mark.line + 1
         return event
 
-    def _grow(self, nodes: int) -> None:
+    def _grow(self, nodes: int, depth: int) -> None:
+        """Count values, the deepest of which lie at `depth`; stop at the limits."""
         self._size += nodes
+        self._deepest = max(self._deepest, depth)
+        if depth > MAX_DEPTH:
+            raise _Stop(self._line, f"values are nested deeper than {MAX_DEPTH} levels", "flatten the structure")
         if self._size > MAX_NODES:
             raise _Stop(
                 self._line,
@@ -121,33 +126,40 @@ class _Builder:
 
     def _node(self, event: Any, depth: int) -> Node:
         location = Location(self._file, self._line)
-        if depth > MAX_DEPTH:
-            raise _Stop(self._line, f"values are nested deeper than {MAX_DEPTH} levels", "flatten the structure")
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(str(event.anchor), location)
-        before = self._size
-        self._grow(1)
-        anchor: str | None = event.anchor
-        if anchor:
-            self._open_anchors.add(anchor)
+            return self._alias(str(event.anchor), location, depth)
+        if event.anchor:
+            return self._anchored(event, location, depth)
+        return self._content(event, location, depth)
+
+    def _anchored(self, event: Any, location: Location, depth: int) -> Node:
+        """A value with a name, measured so that its aliases can be counted without walking through it."""
+        size, deepest = self._size, self._deepest
+        self._deepest = depth
+        self._open_anchors.add(event.anchor)
         node = self._content(event, location, depth)
-        if event.tag is not None:
-            node = self._refused_tag(event.tag, location)
-        if anchor:
-            self._open_anchors.discard(anchor)
-            self._anchors[anchor] = (node, self._size - before)
+        self._open_anchors.discard(event.anchor)
+        self._anchors[event.anchor] = (node, self._size - size, self._deepest - depth)
+        self._deepest = max(deepest, self._deepest)
         return node
 
     def _content(self, event: Any, location: Location, depth: int) -> Node:
+        self._grow(1, depth)
+        node: Node
         if isinstance(event, yaml.SequenceStartEvent):
-            items = []
-            while not isinstance(item := self._next(), yaml.SequenceEndEvent):
-                items.append(self._node(item, depth + 1))
-            return ListNode(location, tuple(items))
-        if isinstance(event, yaml.MappingStartEvent):
-            return self._mapping(location, depth)
-        value = resolve_plain(event.value) if event.implicit[0] else event.value
-        return ScalarNode(location, value, event.value)
+            node = self._sequence(location, depth)
+        elif isinstance(event, yaml.MappingStartEvent):
+            node = self._mapping(location, depth)
+        else:
+            value = resolve_plain(event.value) if event.implicit[0] else event.value
+            node = ScalarNode(location, value, event.value)
+        return node if event.tag is None else self._refused_tag(event.tag, location)
+
+    def _sequence(self, location: Location, depth: int) -> ListNode:
+        items = []
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return ListNode(location, tuple(items))
 
     def _mapping(self, location: Location, depth: int) -> MapNode:
         entries: dict[str, Entry] = {}
@@ -179,7 +191,7 @@ class _Builder:
             for key, entry in part.entries.items():
                 entries.setdefault(key, entry)
 
-    def _alias(self, name: str, location: Location) -> Node:
+    def _alias(self, name: str, location: Location, depth: int) -> Node:
         if name in self._open_anchors:
             self._log.add(location, f"alias *{name} stands inside what it names", "a value cannot hold itself")
             return BrokenNode(location)
@@ -187,8 +199,8 @@ class _Builder:
             known = f"; {nearest(name, self._anchors)}" if self._anchors else ""
             self._log.add(location, f"alias *{name} is not defined", f"put quotes around it if it is text{known}")
             return BrokenNode(location)
-        node, size = self._anchors[name]
-        self._grow(size)
+        node, size, levels = self._anchors[name]
+        self._grow(size, depth + levels)
         return node
 
     def _refused_tag(self, tag: str, location: Location) -> Node:

@@ -26,7 +26,8 @@ class GroupedSpec:
         norm_over: what q_norm and k_norm normalise: "" (none), "head" (each head's D, Qwen 3) or "all" (all heads as
             one row, before they are split, OLMoE).
         clip: bound on queries, keys and values before rotation (OLMo), or None.
-        softcap: bound on the scores (Gemma 2), or None.
+        softcap: bound on the scores (Gemma 2), or None; it always holds, also under transformers' sdpa implementation,
+            from which version 5.17 drops it.
         has_sinks: the module owns one logit a head that takes part in the softmax (gpt-oss).
     """
 

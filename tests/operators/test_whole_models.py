@@ -25,6 +25,8 @@ def pair(request):
     """(stock model, injected twin, generator) of one family."""
     seed = fresh_seed()
     reference = tiny_model(request.param, seed)
+    if request.param == "gemma2":
+        reference.set_attn_implementation("eager")  # 5.17 drops the cap on scores from its sdpa without a word
     return reference, injected(reference), torch.Generator().manual_seed(seed)
 
 

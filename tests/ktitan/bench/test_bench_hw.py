@@ -87,8 +87,8 @@ def invoke(monkeypatch, fake_parts):
     return lambda *words: CliRunner().invoke(app, ["bench", "hw", *words])
 
 
-def test_command_json_is_all_of_stdout(invoke, fake_parts):
-    answer = invoke("--json", "--seconds", "0.01", "--path", "/x")
+def test_command_json_is_all_of_stdout(invoke, fake_parts, tmp_path):
+    answer = invoke("--json", "--seconds", "0.01", "--path", str(tmp_path))
     assert answer.exit_code == 0
     first, *rest = answer.stdout.splitlines()
     assert json.loads(first)["machine"]["cpu"] == "c"
@@ -100,6 +100,13 @@ def test_command_table(invoke):
     assert answer.exit_code == 0
     assert "memory" in answer.stdout
     assert "drive" not in answer.stdout
+
+
+def test_command_refuses_a_missing_path_at_once(invoke, tmp_path):
+    answer = invoke("--path", str(tmp_path / "nothing"))
+    assert answer.exit_code == 2
+    assert answer.stdout == ""
+    assert "nothing" in answer.stderr
 
 
 def test_command_hands_errors_to_the_root(invoke):

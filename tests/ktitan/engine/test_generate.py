@@ -277,7 +277,9 @@ def test_developer_is_system_where_the_template_does_not_know_it(rig, roles, ren
     assert knowing.decode(encode_messages(knowing, messages)) == unchanged
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('roles must alternate') }}", "{{ lipsum.__globals__['os'].popen('x') }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('roles must alternate') }}", "{{ lipsum.__globals__['os'].popen('x') }}"]
+)
 def test_a_template_that_refuses_or_reaches_out_is_an_error(rig, template):
     with pytest.raises(UnsupportedError, match="chat template"):
         encode_messages(rig.byte_tokenizer(chat_template=template), [{"role": "user", "content": "x"}])

@@ -1,6 +1,7 @@
 import copy
 import pickle
 import random
+import weakref
 
 import pytest
 import torch
@@ -163,6 +164,37 @@ def test_an_undisturbed_sequence_is_read_as_a_view():
     keys, values = pool.gather(0, sequence)
     first_keys, first_values = next(pool.pages(0, sequence))
     assert keys.data_ptr() == first_keys.data_ptr() and values.data_ptr() == first_values.data_ptr()
+
+
+def test_a_sequence_grows_into_the_neighbouring_page():
+    pool = TorchKVPool()
+    first, second, third = (filled(pool, 64)[0] for _ in range(3))
+    pool.free(first)
+    pool.append(0, third, *fresh(1))
+    assert pool.table(third) == (2, 3)
+    pool.append(0, second, *fresh(1))
+    assert pool.table(second) == (1, 0)
+
+
+def test_plans_of_an_earlier_step_are_not_used_after_a_fork():
+    pool = TorchKVPool()
+    sequence, stored = filled(pool, 10)
+    pool.append(0, sequence, *fresh(1))
+    pool.crop(sequence, 10)
+    fork = pool.fork(sequence)
+    pool.gather(0, sequence)
+    pool.append(0, sequence, *(extra := fresh(1)))  # the same place as before, now on a shared page
+    assert_holds(pool, 0, fork, *stored[0])
+    assert_holds(pool, 0, sequence, *(torch.cat(pair) for pair in zip(stored[0], extra, strict=True)))
+
+
+def test_trimmed_chunks_are_not_kept_alive():
+    pool = TorchKVPool()
+    sequence, _ = filled(pool, 100)
+    pool.gather(0, sequence)
+    chunk = weakref.ref(pool._store.layers[0].keys[0])
+    pool.free(sequence)
+    assert pool.trim() > 0 and chunk() is None
 
 
 def test_gather_batch():
@@ -336,7 +368,7 @@ def test_copies_are_independent(duplicate):
     twin.crop(sequence, 3)
     twin.append(0, sequence, *fresh(9))
     assert_holds(pool, 0, sequence, *stored[0])
-    assert twin.length(0, sequence) == 12 and twin.budget_bytes == pool.budget_bytes
+    assert pool.length(0, sequence) == 70 and twin.length(0, sequence) == 12 and twin.budget_bytes == pool.budget_bytes
 
 
 def test_inference_mode_and_grad_mode_may_alternate():
@@ -349,6 +381,7 @@ def test_inference_mode_and_grad_mode_may_alternate():
         pool.append(0, sequence, *fresh(4))
         pool.free(sequence)
         pool.trim()
+        pool = copy.deepcopy(pool)
     pool.append(0, fork, *(more := fresh(100)))
     assert_holds(pool, 0, fork, *(torch.cat(parts) for parts in zip(stored[0], extra, more, strict=True)))
 

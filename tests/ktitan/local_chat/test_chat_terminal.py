@@ -18,12 +18,13 @@ PATIENCE_SECONDS = 15
 class Terminal:
     """The chat on a pseudo-terminal."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, stdout="/dev/tty"):
         self.seen = ""
         self._read_up_to = 0
         self.process_id, self._terminal = pty.fork()
         if self.process_id == 0:
-            os.execvp("env", ["env", "TERM=dumb", sys.executable, SCRIPT, *arguments])
+            shell = ["sh", "-c", 'exec "$@" >"$0"', stdout]
+            os.execvp("env", ["env", "TERM=dumb", *shell, sys.executable, SCRIPT, *arguments])
 
     def expect(self, text):
         """Wait until `text` is on the screen, after what was expected before."""
@@ -114,6 +115,21 @@ def test_several_lines_system_prompt_refusal_and_ctrl_d():
     chat.expect("> ")
     chat.type(CTRL_D)
     assert chat.exit_code() == 0
+
+
+def test_answers_redirected_from_a_terminal_hold_no_prompts(tmp_path):
+    chat = Terminal("m", stdout=str(tmp_path / "answers"))
+    chat.expect("> ")
+    chat.type("one\n")
+    chat.expect("> ")
+    chat.type(CTRL_C)
+    chat.expect("Ctrl-C once more")
+    chat.expect("> ")
+    chat.type("two\n")
+    chat.expect("> ")
+    chat.type(CTRL_D)
+    assert chat.exit_code() == 0
+    assert (tmp_path / "answers").read_text() == "<user:one>\n<user:one|assistant:<user|user:two>\n"
 
 
 def test_ctrl_c_while_loading_leaves_without_a_traceback():

@@ -117,6 +117,15 @@ def test_deep_nesting_stops(opening):
     assert "nested deeper" in faults[0].message
 
 
+def test_aliases_do_not_get_around_the_depth_limit():
+    links = ["a0: &a0 x"] + [f"a{i}: &a{i} {'[' * 30}*a{i - 1}{']' * 30}" for i in range(1, 100)]
+    _, faults = read("\n".join(links))
+    assert [fault.where for fault in faults] == ["f.yaml:4"]  # 1 + 3 x 30 levels
+    assert "nested deeper" in faults[0].message
+    _, fine = read("\n".join(links[:3] + [f"b{i}: [*a2, {{c: *a1}}]" for i in range(100)]))
+    assert not fine
+
+
 def test_depth_limit_is_where_it_says():
     _, fine = read("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     _, over = read("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2))
