@@ -1,9 +1,21 @@
-"""What users call from Python."""
+"""What users, the command line and the chat call."""
 
 from __future__ import annotations
 
 from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.planning import plan_model
-from ktitan.engine.generate import stream
+from ktitan.engine.conversation import Conversation
+from ktitan.engine.generate import GenerationStats, stream
+from ktitan.plan.write import to_rules
+from ktitan.tiers import format_bytes
 
-__all__ = ["load", "optimize_and_load", "plan_model", "stream"]
+__all__ = [
+    "Conversation",
+    "GenerationStats",
+    "format_bytes",
+    "load",
+    "optimize_and_load",
+    "plan_model",
+    "stream",
+    "to_rules",
+]

@@ -1,0 +1,1 @@
+"""Generation: sampling, text, conversations, and the KV pool behind transformers' Cache."""

@@ -16,7 +16,7 @@ from ktitan.operator import Operator, OperatorContext
 from ktitan.plan.devices import device_tier
 from ktitan.plan.rows import Choice
 from ktitan.registry import nearest, operators
-from ktitan.rules import PLACEMENT_KEYS, Replace, Rule
+from ktitan.rules import KEEP, PLACEMENT_KEYS, Replace, Rule
 
 __all__ = ["Chooser", "prefill_replace"]
 
@@ -36,10 +36,8 @@ class Chooser:
 
     def choose(self, replace: Replace, path: str, module: nn.Module, placement: Mapping[str, str]) -> Choice | None:
         """The choice for `module`, or None after noting why not."""
-        operator = operators.find(replace.operator)
+        operator = self._operator(replace)
         if operator is None:
-            remedy = nearest(replace.operator, [*operators.names(), "keep"])
-            self._note(str(replace.location), f"no operator named {replace.operator!r}", remedy, "")
             return None
         config = self._config(operator, replace)
         device = torch.device(placement["device"])
@@ -56,6 +54,14 @@ class Chooser:
             return None
         return Choice(operator, config, context)
 
+    def check_names(self, rule: Rule) -> None:
+        """Note a rule's unknown operators and kwargs, whether or not it hits a module."""
+        parts = [rule.replace] if rule.prefill is None else [rule.replace, prefill_replace(rule)]
+        for replace in parts:
+            operator = self._operator(replace)
+            if operator is not None:
+                self._config(operator, replace)
+
     def faults(self) -> list[Fault]:
         """All that was noted, each once, with the first module and the number of the others."""
         result = []
@@ -64,6 +70,13 @@ class Chooser:
             place = f" (at {paths[0]}" + (f" and {len(paths) - 1} more)" if len(paths) > 1 else ")") if paths else ""
             result.append(Fault(message + place, where, remedy))
         return result
+
+    def _operator(self, replace: Replace) -> type[Operator] | None:
+        operator = operators.find(replace.operator)
+        if operator is None and replace.operator != KEEP:
+            remedy = nearest(replace.operator, [*operators.names(), KEEP])
+            self._note(str(replace.location), f"no operator named {replace.operator!r}", remedy, "")
+        return operator
 
     def _config(self, operator: type[Operator], replace: Replace) -> Any | None:
         key = (replace.operator, str(replace.location), repr(replace.kwargs))

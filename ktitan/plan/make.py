@@ -96,6 +96,8 @@ def model_dtype(model: nn.Module) -> torch.dtype:
 def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
     """Fill decisions, devices and rows."""
     chooser = Chooser(inputs.hardware, inputs.dtype, _formats_by_module(inputs.weights, visits))
+    for rule in inputs.rules.rules:
+        chooser.check_names(rule)
     for visit in visits:
         if visit.covered_by:
             continue

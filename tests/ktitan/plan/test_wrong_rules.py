@@ -22,7 +22,7 @@ WRONG = textwrap.dedent(
       - match: {name: 'model\.layers\.(\d+\.mlp'}
         replace: {class: experts.torch}
       - match: {name: 'model\.layers\.0\.mlp\.expert'}
-        replace: {class: experts.torch}
+        replace: {class: expert.torch}
       - match: {class: MixtralExperts}
         replace: {class: experts.torch}
       - match: {name: '.*experts', layers: 0-2}
@@ -47,6 +47,7 @@ EXPECTED = {
     8: ("dtpe", "dtype"),
     9: ("regex", ""),
     11: ("matches no module", "optional"),
+    12: ("expert.torch", "experts.torch"),
     15: ("shadowed", ""),
     18: ("MixtralRMSNorm", ""),
     20: ("replac", "replace"),

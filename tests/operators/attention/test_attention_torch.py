@@ -166,7 +166,9 @@ def test_both_names_of_the_cache(family, seed):
         assert cache.get_seq_length(1) == (0 if name is None else 4)
     assert torch.equal(answers[0], answers[1]) and torch.equal(answers[0], answers[2])
     with torch.no_grad():
-        expected = stock(x, position_embeddings=positions, attention_mask=None, **{cache_argument(type(stock)): None})[0]
+        expected = stock(x, position_embeddings=positions, attention_mask=None, **{cache_argument(type(stock)): None})[
+            0
+        ]
     assert relative_difference(answers[0], expected) < 1e-5
 
 

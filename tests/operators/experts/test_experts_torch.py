@@ -97,7 +97,9 @@ def plain_loop(stock, x, index, weights):
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-@pytest.mark.parametrize("case", ["none", "one", "all_to_first", "63", "64", "65", "twice", "sentinel", "only_sentinels"])
+@pytest.mark.parametrize(
+    "case", ["none", "one", "all_to_first", "63", "64", "65", "twice", "sentinel", "only_sentinels"]
+)
 def test_uneven_loads(family, case, generator):
     stock = stock_experts(family, generator)
     experts, hidden = stock.num_experts, 40
@@ -234,7 +236,10 @@ def altered(change):
             "forward of its own",
         ),
         (altered(lambda m: setattr(m, "has_post_expert_norm", True)), "normalises"),
-        (altered(lambda m: setattr(m, "gate_up_proj_scale_inv", nn.Parameter(torch.ones(5)))), "gate_up_proj_scale_inv"),
+        (
+            altered(lambda m: setattr(m, "gate_up_proj_scale_inv", nn.Parameter(torch.ones(5)))),
+            "gate_up_proj_scale_inv",
+        ),
         (altered(lambda m: setattr(m, "has_bias", True)), "lacks down_proj_bias, gate_up_proj_bias"),
         (altered(lambda m: setattr(m, "down_proj", nn.Parameter(torch.ones(5, 40, 7)))), "do not fit"),
         (altered(lambda m: setattr(m, "act_fn", nn.PReLU())), "activation has tensors"),

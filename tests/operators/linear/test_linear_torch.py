@@ -43,7 +43,9 @@ def test_memory_follows_the_dtype():
     assert wide.format == "float32"
 
 
-@pytest.mark.parametrize(("bias", "dtype", "dense"), [(False, None, True), (True, None, False), (False, "float16", False)])
+@pytest.mark.parametrize(
+    ("bias", "dtype", "dense"), [(False, None, True), (True, None, False), (False, "float16", False)]
+)
 def test_dense_weight_is_offered_only_when_it_is_the_whole_story(bias, dtype, dense):
     operator = loaded("linear.torch", random_linear(5, 4, bias), config=TorchLinear.Config(dtype=dtype))
     assert (operator.dense_weight() is not None) is dense
