@@ -1,0 +1,1 @@
+"""Weight sources, and how their tensors fill a model."""
