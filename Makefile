@@ -39,7 +39,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	rm -rf build/typecheck
 	$(BIN)/python setup.py --quiet build_py --build-lib build/typecheck
-	$(BIN)/mypy build/typecheck/ktitan
+	cd build/typecheck && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p ktitan
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -48,7 +48,9 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
         config = AutoConfig.from_pretrained(files.home)
     except (ValueError, KeyError, OSError) as error:
         raise UnsupportedError(
-            f"its config cannot be used: {error}", str(files.home / "config.json"), "update transformers, or check the file"
+            f"its config cannot be used: {error}",
+            str(files.home / "config.json"),
+            "update transformers, or check the file",
         ) from error
     _refuse_packed(config, files)
     return config
@@ -84,17 +86,21 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         raise UnsupportedError(f"no causal language model for it: {error}", kind, "check model_type") from error
 
 
-def choose_dtype(asked: str | torch.dtype | None, config: PreTrainedConfig, hardware: Hardware, device: str) -> torch.dtype:
+def choose_dtype(
+    asked: str | torch.dtype | None, config: PreTrainedConfig, hardware: Hardware, device: str
+) -> torch.dtype:
     """What the model computes in: as asked, else the checkpoint's dtype where the device is good at it.
 
-    A GGUF has no dtype of its own: bfloat16 on a GPU or a processor with bfloat16 instructions, else float32. float16 is
-    held as float32 on a CPU, which computes it slowly and would gain nothing.
+    A GGUF has no dtype of its own: bfloat16 on a GPU or a processor with bfloat16 instructions, else float32. float16
+    is held as float32 on a CPU, which computes it slowly.
     """
     if isinstance(asked, torch.dtype):
         return asked
     if asked is not None and asked != "auto":
         if asked not in DTYPES:
-            raise UnsupportedError(f"dtype {asked!r} is not one of {', '.join(DTYPES)}", "dtype", "leave it out for auto")
+            raise UnsupportedError(
+                f"dtype {asked!r} is not one of {', '.join(DTYPES)}", "dtype", "leave it out for auto"
+            )
         return DTYPES[asked]
     stored = getattr(config, "dtype", None)
     on_cpu = torch.device(device).type == "cpu"
@@ -116,7 +122,9 @@ def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTraine
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(files.home)
     except (ValueError, OSError, KeyError) as error:
-        raise WeightError(f"no tokenizer: {error}", str(files.home), "copy tokenizer.json beside config.json") from error
+        raise WeightError(
+            f"no tokenizer: {error}", str(files.home), "copy tokenizer.json beside config.json"
+        ) from error
     return tokenizer
 
 

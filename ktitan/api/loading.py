@@ -43,9 +43,9 @@ def optimize_and_load(
     Args:
         model: a transformers model (or any module tree) on meta, or with real tensors.
         rules: a YAML file, the name of a packaged one, "auto", or the parsed structure.
-        weights: HF folder, `.safetensors`, `.gguf` (first shard, or a folder), or a list of these, the first that has a
-            tensor winning. None: a model with real tensors is its own source; one on meta is looked for where its config
-            was loaded from (`config._name_or_path`).
+        weights: HF folder, `.safetensors`, `.gguf` (first shard, or a folder), or a list of these, the first that has
+            a tensor winning. None: a model with real tensors is its own source; one on meta is looked for where its
+            config was loaded from (`config._name_or_path`).
         budget: e.g. "vram=22GiB,ram=96GiB"; what it leaves open is what the machine has.
         device: where modules without a rule compute; default: the first GPU, else the CPU.
         quant: None or "as-stored"; quantizing on load comes in a later version.
@@ -88,7 +88,8 @@ def load(
         path: a folder, a `.gguf`, a hub id, or "demo".
         gguf_path: GGUF weights for a folder that holds config and tokenizer.
         rules, budget, quant, device, context, keep_original, progress: as in `optimize_and_load`.
-        dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's, where the device is good at it.
+        dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's, where the device is good
+            at it.
 
     Raises:
         As `optimize_and_load`.

@@ -78,7 +78,9 @@ def _demo() -> ModelFiles:
     package = importlib.util.find_spec(_DEMO_PACKAGE)
     for folder in package.submodule_search_locations or () if package is not None else ():
         for file in sorted(Path(folder).glob("*.gguf")):
-            return ModelFiles((file,), None, "SmolLM2-135M-Instruct", ("demo model: SmolLM2-135M-Instruct, Apache-2.0",))
+            return ModelFiles(
+                (file,), None, "SmolLM2-135M-Instruct", ("demo model: SmolLM2-135M-Instruct, Apache-2.0",)
+            )
     if _DEMO_FALLBACK.is_file():
         note = (
             "demo model: the tiny trained mixture of experts of the source tree (46.8 M parameters, technical English, "

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import ktitan.operators  # noqa: F401  fills the registry
-from ktitan.errors import UnsupportedError, WeightError
-from ktitan.hardware import Hardware, detect
 from ktitan.api.build import build_model, choose_dtype, read_config
 from ktitan.api.locate import ModelFiles, locate
+from ktitan.errors import UnsupportedError, WeightError
+from ktitan.hardware import Hardware, detect
 from ktitan.plan import Plan, make_plan
 from ktitan.planner import auto_rules, packaged_rules
 from ktitan.rules import RuleSet, parse_object, parse_rules

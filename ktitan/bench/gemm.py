@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ktitan.bench.measure import Run, interleave, measure, repeats, verify
+from ktitan.bench.measure import Run, interleave, measure, repeats, settled_clock, verify
 from ktitan.bench.memory import reader
 from ktitan.bench.result import Result
 from ktitan.bench.team import Team
@@ -82,7 +82,7 @@ def _gemv_result(buffer: NDArray[np.uint8], name: str, read: Run, seconds: float
     check = functools.partial(product_fault, product, x, weights[0], TOLERANCE[name])
     verify(check, case)
     count = 4 * repeats(functools.partial(sweep, 4), RUN_SECONDS)
-    pairing = interleave(functools.partial(sweep, count), read, MAX_RUNS, seconds=seconds)
+    pairing = interleave(functools.partial(sweep, count), read, MAX_RUNS, seconds=seconds, clock=settled_clock)
     amount, read_amount = count * out * hidden * x.element_size() / 1e9, buffer.size / 1e9
     return Result(
         case=case,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktitan.bench.measure import Run, interleave, repeats
+from ktitan.bench.measure import Run, interleave, repeats, settled_clock
 from ktitan.bench.result import Result
 from ktitan.bench.team import Team
 from ktitan.hardware import Hardware, last_level_cache_bytes
@@ -104,7 +104,7 @@ def _read_result(buffer: NDArray[np.uint8], threads: int, seconds: float) -> Res
                     words.sum()
 
             check = functools.partial(_check_sum, ours, buffer, passes)
-            pairing = interleave(ours, peer, MAX_PAIRS, seconds=seconds, check=check, case=case)
+            pairing = interleave(ours, peer, MAX_PAIRS, seconds=seconds, check=check, clock=settled_clock, case=case)
     finally:
         torch.set_num_threads(before)
     amount = passes * buffer.size / 1e9

@@ -37,7 +37,7 @@ class LayerStore:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         for pages in chunk_pages:
-            self.add_chunk(pages)
+            self.attach(*self.new_chunk(pages))
 
     def takes(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
         """Whether keys [T, heads, dim] and values [T, heads, dim] are of the kind that the layer stores."""
@@ -48,15 +48,20 @@ class LayerStore:
             and keys.device == values.device == self.spec.device
         )
 
-    def add_chunk(self, pages: int) -> None:
-        """Append a chunk of `pages` uninitialised pages."""
+    def new_chunk(self, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a chunk of `pages` uninitialised pages."""
         spec, rows = self.spec, pages * PAGE_TOKENS
         # Made under inference mode, the tensors could not be written to outside of it.
         with torch.inference_mode(False):
-            self.keys.append(torch.empty(rows, spec.key_heads, spec.key_dim, dtype=spec.dtype, device=spec.device))
-            self.values.append(
-                torch.empty(rows, spec.value_heads, spec.value_dim, dtype=spec.dtype, device=spec.device)
+            return (
+                torch.empty(rows, spec.key_heads, spec.key_dim, dtype=spec.dtype, device=spec.device),
+                torch.empty(rows, spec.value_heads, spec.value_dim, dtype=spec.dtype, device=spec.device),
             )
+
+    def attach(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Append a chunk that `new_chunk` made."""
+        self.keys.append(keys)
+        self.values.append(values)
 
     def cut_chunk(self, chunk: int, pages: int) -> None:
         """Keep the first `pages` pages of the last chunk; with 0 the chunk goes."""
@@ -95,10 +100,11 @@ class PageStore:
         self.layers[layer] = LayerStore(spec, self._chunk_pages)
 
     def grow(self, pages: int) -> None:
-        """Add a chunk of pages in every layer."""
+        """Add a chunk of pages in every layer; when a device is out of memory, in none."""
         chunk = len(self._chunk_pages)
-        for store in self.layers.values():
-            store.add_chunk(pages)
+        made = [(store, *store.new_chunk(pages)) for store in self.layers.values()]
+        for store, keys, values in made:
+            store.attach(keys, values)
         self._chunk_pages.append(pages)
         self._places.extend((chunk, page * PAGE_TOKENS) for page in range(pages))
 

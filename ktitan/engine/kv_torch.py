@@ -140,11 +140,8 @@ class TorchKVPool(KVPool):
             )
         (length,) = lengths
         if length == 0:
-            empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
-            shape = (len(states), 0)
-            return empty.view(*shape, spec.key_heads, spec.key_dim), empty.view(
-                *shape, spec.value_heads, spec.value_dim
-            )
+            empty = torch.empty(len(states), 0, spec.key_heads, spec.key_dim, dtype=spec.dtype, device=spec.device)
+            return empty, empty.new_empty(len(states), 0, spec.value_heads, spec.value_dim)
         keys, values = self._plan_read(layer, tuple(sequences), states, _pages(length))
         return _join(keys, len(states), length), _join(values, len(states), length)
 

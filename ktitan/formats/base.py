@@ -75,7 +75,5 @@ def find_format(name: str, where: str) -> Format:
     """
     entry = formats.find(name)
     if entry is None:
-        raise FormatError(
-            f"storage format {name!r} is unknown", where, f"known formats: {', '.join(formats.names())}"
-        )
+        raise FormatError(f"storage format {name!r} is unknown", where, f"known formats: {', '.join(formats.names())}")
     return entry

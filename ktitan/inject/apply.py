@@ -117,7 +117,9 @@ class _Application:
         self._check()
         if live:
             self._release(replacements, keep_original)
-        handle = Handle(self.model, self.plan, self.journal, [(r.decision.path, r.stock) for r in replacements], originals)
+        handle = Handle(
+            self.model, self.plan, self.journal, [(r.decision.path, r.stock) for r in replacements], originals
+        )
         self.journal.set_attribute(self.model, HANDLE_NAME, handle)
         return handle
 
@@ -133,7 +135,8 @@ class _Application:
         decision = replacement.decision
         if decision.prefill is not None:
             devices = PhaseDevices(decision.choice.context.device, decision.prefill.context.device)
-            module = PhaseSwitch(*replacement.operators, self.phases, devices)
+            decode, prefill = replacement.operators
+            module = PhaseSwitch(decode, prefill, self.phases, devices)
             self.switches += 1
         self.journal.replace(replacement.decision.path, module)
 
@@ -219,7 +222,7 @@ class _Application:
             source.on_read = count
 
     def _release(self, replacements: list[_Replacement], keep_original: bool) -> None:
-        """A model that was its own source: stock tensors that no operator holds unchanged are dropped, unless wanted."""
+        """A model that was its own source: stock tensors that no operator holds unchanged go, unless wanted."""
         self.weights.bindings.clear()
         if keep_original:
             return

@@ -89,8 +89,7 @@ class Handle:
         journal.roll_back()
         for path, stock in self._replaced:
             _set_tensors(stock, stock_tensors[path])
-        for module, name, tensor, is_parameter in kept:
-            table = module._parameters if is_parameter else module._buffers
+        for table, name, tensor in kept:
             table[name] = tensor
         if not self._was_live:
             self._model.eval()
@@ -117,7 +116,7 @@ class Handle:
             origin=plan.origin,
             notes=plan.notes,
         )
-        left_out = {"plan": public, "_journal": None, "_replaced": [], "_originals": None}
+        left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None}
         return {**self.__dict__, **left_out}
 
     def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:
@@ -138,15 +137,13 @@ class Handle:
         view = BoundWeights(self.plan.weights, path, dtypes)
         return {name: view.tensor(name) for name in missing}
 
-    def _loaded_state(self) -> list[tuple[nn.Module, str, torch.Tensor, bool]]:
-        """Real tensors of the modules that stayed stock: rolling back would put them on meta again."""
-        state = []
-        for path in self.plan.devices:
-            module = self._model.get_submodule(path)
-            state += [(module, name, t, True) for name, t in module._parameters.items() if t is not None]
-        for module in self._model.modules():
-            state += [(module, name, t, False) for name, t in module._buffers.items() if t is not None]
-        return state
+    def _loaded_state(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+        """Real tensors of the modules that stayed stock, with the tables they stand in: rolling back would put them on
+        meta again.
+        """
+        tables: list[dict[str, Any]] = [self._model.get_submodule(path)._parameters for path in self.plan.devices]
+        tables += [module._buffers for module in self._model.modules()]
+        return [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
 
     def _tie(self) -> None:
         tie = getattr(self._model, "tie_weights", None)

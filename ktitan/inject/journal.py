@@ -46,7 +46,12 @@ class Journal:
         """Switch the whole model, keeping each module's own mode for the way back."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.train(training)
-        self._undo.append(lambda: [setattr(module, "training", mode) for module, mode in modes])
+
+        def restore() -> None:
+            for module, mode in modes:
+                module.training = mode
+
+        self._undo.append(restore)
 
     def add_hook(self, handle: torch.utils.hooks.RemovableHandle) -> None:
         """Remember a hook that was registered."""

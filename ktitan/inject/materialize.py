@@ -35,7 +35,7 @@ def fill_module(module: nn.Module, weights: BoundWeights, device: torch.device, 
 def fill_temporary_buffers(model: nn.Module, device_of: dict[int, torch.device], journal: Journal) -> None:
     """Compute the buffers that are not in checkpoints (rotary frequencies), as transformers' own loader does.
 
-    Runs before parameters are loaded: the model's initialiser also sets a module's parameters, which is harmless on meta.
+    Runs before parameters are loaded: the model's initialiser also sets parameters, which does nothing on meta.
 
     Args:
         model: the injected model.
@@ -56,7 +56,7 @@ def fill_temporary_buffers(model: nn.Module, device_of: dict[int, torch.device],
         unset = [name for name in names if _is_unset(module._buffers[name])]
         if unset:
             raise WeightError(
-                f"{type(module).__name__} has buffers that no checkpoint holds and no code computes: {', '.join(unset)}",
+                f"{type(module).__name__}: no checkpoint holds and no code computes {', '.join(unset)}",
                 path,
                 "build the model outside torch.device('meta') for this module",
             )

@@ -27,7 +27,9 @@ class Chooser:
     Faults that are the same for many modules are kept once, with the count.
     """
 
-    def __init__(self, hardware: Hardware, dtype: torch.dtype, formats: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+    def __init__(
+        self, hardware: Hardware, dtype: torch.dtype, formats: Mapping[str, Mapping[str, tuple[str, ...]]]
+    ) -> None:
         self.hardware = hardware
         self.dtype = dtype
         self.formats = formats
@@ -42,9 +44,7 @@ class Chooser:
         config = self._config(operator, replace)
         device = torch.device(placement["device"])
         tier = placement.get("home", device_tier(device))
-        context = OperatorContext(
-            path, module, device, tier, self.dtype, self.hardware, self.formats.get(path, {})
-        )
+        context = OperatorContext(path, module, device, tier, self.dtype, self.hardware, self.formats.get(path, {}))
         if not self._home_is_legal(operator, context, replace, placement) or config is None:
             return None
         reason = operator.supports(context, config)
@@ -102,7 +102,9 @@ class Chooser:
                 self._note(str(replace.kwarg_location(name)), message, _expected(operator, name), "")
             return None
 
-    def _home_is_legal(self, operator: type[Operator], context: OperatorContext, replace: Replace, placement: Mapping[str, str]) -> bool:
+    def _home_is_legal(
+        self, operator: type[Operator], context: OperatorContext, replace: Replace, placement: Mapping[str, str]
+    ) -> bool:
         own = device_tier(context.device)
         hint = placement.get("tier", context.tier)
         if hint != context.tier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,11 +50,15 @@ def kv_token_bytes(model: nn.Module, dtype: torch.dtype) -> int | None:
 
 def workspace_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """An upper estimate of a prefill chunk's activations: 512 tokens by the widest layer, and one row of logits."""
-    widest = max((m.out_features for m in model.modules() if _is_inner_linear(model, m)), default=0)
+    widest = max((int(module.out_features) for module in _inner_linears(model)), default=0)
     vocabulary = getattr(text_config(model), "vocab_size", 0) or 0
     return PREFILL_TOKENS * widest * dtype.itemsize * _LIVE_ACTIVATIONS + 4 * vocabulary
 
 
-def _is_inner_linear(model: nn.Module, module: nn.Module) -> bool:
+def _inner_linears(model: nn.Module) -> Iterator[nn.Linear]:
+    """All linear layers but the head, whose output is only wanted for the last token."""
     get_head = getattr(model, "get_output_embeddings", None)
-    return isinstance(module, nn.Linear) and module is not (get_head() if get_head is not None else None)
+    head = get_head() if get_head is not None else None
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            yield module

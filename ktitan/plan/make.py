@@ -20,7 +20,7 @@ from ktitan.plan.hops import find_hops
 from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
 from ktitan.plan.visit import Tally, Visit, placed, visit_modules
 from ktitan.rules import Location, RuleSet, packaged_folder
-from ktitan.tiers import Budget
+from ktitan.tiers import UNLIMITED, Budget
 from ktitan.weights.binding import WeightMap, bind
 from ktitan.weights.source import WeightSource
 
@@ -45,7 +45,7 @@ def make_plan(
     sources: Sequence[WeightSource] = (),
     *,
     hardware: Hardware,
-    budget: Budget = Budget(),
+    budget: Budget = UNLIMITED,
     device: str | torch.device = "cpu",
     seeds: Mapping[str, torch.device] | None = None,
     context_tokens: int | None = None,
@@ -159,7 +159,9 @@ def _kept_row(inputs: _Inputs, visit: Visit) -> PlanRow:
 def _replaced_row(inputs: _Inputs, visit: Visit, decision: Decision) -> PlanRow:
     choice, prefill = decision.choice, decision.prefill
     need = choice.operator.memory(choice.context, choice.config)
-    row = _row(inputs, visit, choice.operator.operator_name, need, choice.context.device, not choice.operator.keeps_children)
+    row = _row(
+        inputs, visit, choice.operator.operator_name, need, choice.context.device, not choice.operator.keeps_children
+    )
     if prefill is None:
         return row
     extra = prefill.operator.memory(prefill.context, prefill.config)
@@ -225,7 +227,9 @@ def _check_kept_home(plan: Plan, visit: Visit) -> None:
         return
     where = str(visit.rule.location)
     message = f"a kept {type(visit.module).__name__} on {device} cannot keep its weights in {home} (at {visit.path})"
-    plan.add_problem(RuleError, [Fault(message, where, f"streaming is not in this version; set home: {device_tier(device)}")])
+    plan.add_problem(
+        RuleError, [Fault(message, where, f"streaming is not in this version; set home: {device_tier(device)}")]
+    )
 
 
 def _source_choice(visits: Sequence[Visit]) -> Callable[[str], str | None]:
@@ -264,7 +268,11 @@ def _unknown_sources(rules: RuleSet, sources: Sequence[WeightSource]) -> list[Fa
         return []
     names = {source.path for source in sources} | {source.path.rstrip("/").rsplit("/", 1)[-1] for source in sources}
     return [
-        Fault(f"source {rule.source!r} is not one of the weights given", str(rule.location), f"given: {', '.join(sorted(names))}")
+        Fault(
+            f"source {rule.source!r} is not one of the weights given",
+            str(rule.location),
+            f"given: {', '.join(sorted(names))}",
+        )
         for rule in rules.rules
         if rule.source is not None and rule.source not in names
     ]
@@ -284,6 +292,10 @@ def _absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
             if name not in present:
                 absent.setdefault((name, where), visit.path)
     return [
-        Fault(f"device {name} is not there (asked for {path or 'the model'})", where, f"present: {', '.join(sorted(present))}")
+        Fault(
+            f"device {name} is not there (asked for {path or 'the model'})",
+            where,
+            f"present: {', '.join(sorted(present))}",
+        )
         for (name, where), path in absent.items()
     ]

@@ -1,4 +1,4 @@
-"""A first placement by budget: what every token needs goes to the GPUs first, then routed experts while there is room."""
+"""A first placement by budget: what every token needs goes to the GPUs first, then routed experts while they fit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RESERVE_BYTES = 1 << 30
 def fill(model: nn.Module, budget: Budget, hardware: Hardware, device: torch.device) -> dict[str, torch.device]:
     """Devices for the subtrees that do not compute on `device`, by path.
 
-    Layers without their routed experts are placed in order on the GPUs, then the experts of each layer beside their layer
-    while that GPU has room; the rest computes on the CPU. Sizes are those of the model's dtypes. With no GPU, or when
-    `device` is the CPU, everything stays on `device`.
+    Layers without their routed experts are placed in order on the GPUs, then the experts of each layer beside their
+    layer while that GPU has room; the rest computes on the CPU. Sizes are those of the model's dtypes. With no GPU, or
+    when `device` is the CPU, everything stays on `device`.
     """
     if device.type == "cpu" or not hardware.gpus:
         return {}

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ktitan.tiers.budget import TIERS, Budget, format_bytes, parse_budget, parse_bytes
+from ktitan.tiers.budget import TIERS, UNLIMITED, Budget, format_bytes, parse_budget, parse_bytes
 
-__all__ = ["TIERS", "Budget", "format_bytes", "parse_budget", "parse_bytes"]
+__all__ = ["TIERS", "UNLIMITED", "Budget", "format_bytes", "parse_budget", "parse_bytes"]

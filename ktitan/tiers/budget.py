@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from ktitan.errors import BudgetError
 
-__all__ = ["TIERS", "Budget", "format_bytes", "parse_budget", "parse_bytes"]
+__all__ = ["TIERS", "UNLIMITED", "Budget", "format_bytes", "parse_budget", "parse_bytes"]
 
 TIERS = ("vram", "ram", "nvme")
 
@@ -53,6 +53,9 @@ class Budget:
         return limit
 
 
+UNLIMITED = Budget()
+
+
 def parse_budget(value: str | Budget | None) -> Budget:
     """`"vram=22GiB,ram=96GiB"` -> Budget.
 
@@ -60,13 +63,15 @@ def parse_budget(value: str | Budget | None) -> Budget:
         BudgetError: an unknown tier, a tier twice, or something that is not a size.
     """
     if value is None or isinstance(value, Budget):
-        return value or Budget()
+        return value or UNLIMITED
     known = {field.name.removesuffix("_bytes") for field in fields(Budget)}
     limits: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in value.split(","))):
         tier, equals, size = item.partition("=")
         tier = tier.strip().lower()
         if not equals or tier not in known or f"{tier}_bytes" in limits:
-            raise BudgetError(f"{item!r} is not one tier and its size", remedy=f'write "vram=22GiB,ram=96GiB" ({", ".join(TIERS)})')
+            raise BudgetError(
+                f"{item!r} is not one tier and its size", remedy=f'write "vram=22GiB,ram=96GiB" ({", ".join(TIERS)})'
+            )
         limits[f"{tier}_bytes"] = parse_bytes(size)
     return Budget(**limits)

@@ -19,6 +19,7 @@ from torch import nn
 
 from ktitan.errors import UnsupportedError
 from ktitan.weights.expression import Concat, Converted, Expression, Reordered, Reshaped, Stack, Stored
+from ktitan.weights.gguf_metadata import GgufKeys
 from ktitan.weights.gguf_rope import ROPE_FACTORS, rope_factors
 from ktitan.weights.gguf_source import GgufSource
 
@@ -73,7 +74,7 @@ class _Names:
 
     def __init__(self, model: nn.Module, source: GgufSource) -> None:
         self.source = source
-        self.config: Any = getattr(model, "config", None)
+        self.config: Any = model.config
         self.tied = HEAD in (getattr(model, "all_tied_weights_keys", None) or {})
         self.used: set[str] = set()
         architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == source.architecture)
@@ -127,7 +128,7 @@ def _expression(names: _Names, family: Family, target: str, shape: Shape) -> Exp
 def _surplus(names: _Names) -> list[str]:
     source, layers = names.source, names.config.num_hidden_layers
     # Layers beyond the last predict further tokens (MTP); the stock classes do not have them either.
-    predicted = layers + int(source.metadata.get(f"{source.architecture}.nextn_predict_layers", 0))
+    predicted = layers + GgufKeys(source).integer("nextn_predict_layers", 0, minimum=0)
     unused = []
     for name in source.tensors:
         block = BLOCK.match(name)

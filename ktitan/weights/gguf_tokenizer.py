@@ -167,8 +167,8 @@ def _chat_template(source: GgufSource) -> str | dict[str, str] | None:
         for key, value in source.metadata.items()
         if key.startswith(f"{TEMPLATE_KEY}.")
     }
-    default = source.metadata.get(TEMPLATE_KEY)
-    return {"default": default, **named} if named else default
+    default: str | None = source.metadata.get(TEMPLATE_KEY)
+    return {**({} if default is None else {"default": default}), **named} if named else default
 
 
 _Builder = Callable[[GgufKeys, Sequence[str], "str | None"], tuple[Tokenizer, bool]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from transformers.core_model_loading import (
 )
 
 from ktitan.errors import Fault
+from ktitan.formats import find_format
 from ktitan.weights.expression import Concat, Converted, Expression, Stack, Stored
 from ktitan.weights.source import WeightSource
 
@@ -124,12 +125,14 @@ def _fused_experts(converter: WeightConverter, parts: dict[str, list[Stored]]) -
     merge, *rest = converter.operations
     if not (isinstance(merge, MergeModulelist) and merge.dim == 0):
         return None
-    if rest and not (len(rest) == 1 and isinstance(rest[0], Concatenate)):
+    join = rest[0] if len(rest) == 1 and isinstance(rest[0], Concatenate) else None
+    if rest and join is None:
         return None
     ordered = [Stack(parts[pattern]) for pattern in converter.source_patterns if pattern in parts]
-    if not rest:
+    if join is None:
         return ordered[0] if len(ordered) == 1 else None
-    return Concat(ordered, rest[0].dim) if len({stack.shape[0] for stack in ordered}) == 1 else Concat(ordered, 0)
+    # Stacks of unequal length miss experts: any join will do, the shape is found wrong and the gaps are named.
+    return Concat(ordered, join.dim if len({stack.shape[0] for stack in ordered}) == 1 else 0)
 
 
 def _targets_of(converter: WeightConverter, target: str) -> list[str]:
@@ -154,9 +157,8 @@ def _run(
     return value[0] if isinstance(value, list) else value
 
 
-def _reader(part: Stored) -> Callable[[], torch.Tensor]:
-    from ktitan.formats import find_format
-
+def _reader(part: Stored) -> Any:
+    """What transformers takes in place of a future: a function that reads the tensor when its turn comes."""
     dtype = find_format(part.info.format, part.info.name).torch_dtype or torch.float32
     return lambda: part.dense(dtype)
 

@@ -86,9 +86,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _tensor(name: str, entry: Mapping[str, object], file: str, data_start: int) -> TensorInfo:
-    begin, end = entry["data_offsets"]  # type: ignore[misc]
-    shape = tuple(entry["shape"])  # type: ignore[arg-type]
+def _tensor(name: str, entry: Mapping[str, Any], file: str, data_start: int) -> TensorInfo:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
     return TensorInfo(name, shape, str(entry["dtype"]).lower(), file, data_start + begin, end - begin)
 
 
@@ -116,7 +116,9 @@ def _read_index(index: Path) -> dict[str, str]:
     faults = []
     for shard in sorted(set(promised.values())):
         if PurePosixPath(shard).name != shard or shard in ("", ".", ".."):
-            faults.append(Fault(f"names {shard!r}, which is not a plain file name", str(index), "do not trust this model"))
+            faults.append(
+                Fault(f"names {shard!r}, which is not a plain file name", str(index), "do not trust this model")
+            )
         elif not (index.parent / shard).is_file():
             faults.append(Fault(f"shard {shard} is missing", str(index), "download it, or the whole model again"))
     if faults:

@@ -68,12 +68,9 @@ class WeightSource(ABC):
             IoError: the file is shorter than its header said, changed, or could not be read.
         """
 
+    @abstractmethod
     def close(self) -> None:
-        """Release files; a source that is read again opens them again."""
-
-    def describe(self) -> str:
-        """One line for plans and reports."""
-        return f"{self.kind} {self.path}"
+        """Release what is held open; a file source that is read again opens its files again."""
 
 
 class FileSource(WeightSource):
@@ -87,7 +84,7 @@ class FileSource(WeightSource):
     def read_bytes(self, info: TensorInfo, start: int, nbytes: int) -> np.ndarray:
         """`nbytes` stored bytes of a tensor from `start` on, as uint8 [nbytes]."""
         buffer = np.empty(nbytes, np.uint8)
-        self._read(info, start, memoryview(buffer))
+        self._read(info, start, buffer.data)
         return buffer
 
     def read_into(self, name: str, out: torch.Tensor, first_row: int = 0) -> None:
@@ -138,4 +135,4 @@ class FileSource(WeightSource):
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, writable."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -108,7 +108,8 @@ def _absorbed(
     heads = query_nope.shape[1]
     key_weight, value_weight = expansion.view(heads, -1, spec.rank).split([spec.nope_dim, spec.value_dim], dim=1)
     query_latent = _by_head(query_nope, key_weight)
-    keys, ropes = latent[:, 0].float(), key_rope[:, 0].float()
+    wide = torch.promote_types(latent.dtype, torch.float32)
+    keys, ropes = latent[:, 0].to(wide), key_rope[:, 0].to(wide)
     sums = torch.empty_like(query_latent)
     step = max(1, _SCORE_BYTES // max(1, 4 * latent.shape[0] * heads * latent.shape[2]))
     for start in range(0, query_nope.shape[2], step):
@@ -128,9 +129,9 @@ def _by_head(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """query [B, h, T, i] with keys [B, S, i] float32 that all heads share -> [B, h, T, S] float32."""
+    """query [B, h, T, i] with keys [B, S, i] that all heads share -> [B, h, T, S] in the dtype of the keys."""
     batch, heads, tokens, width = query.shape
-    rows = query.float().reshape(batch, heads * tokens, width)
+    rows = query.to(keys.dtype).reshape(batch, heads * tokens, width)
     return (rows @ keys.transpose(1, 2)).view(batch, heads, tokens, -1)
 
 

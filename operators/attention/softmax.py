@@ -42,19 +42,20 @@ def eager_attention(
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention by its formula, in float32.
+    """Attention by its formula, in float32 (float64 for float64 inputs).
 
     query [B, H, T, D], key [B, Hk, S, D], value [B, Hk, S, Dv] with H a multiple of Hk (query head h reads key head
     h // (H / Hk)); mask broadcasts to [B, H, T, S]. Returns the output [B, H, T, Dv] and the weights [B, H, T, S], both
     in query's dtype. `softcap` bounds the scores to softcap * tanh(scores / softcap) before the mask (Gemma 2).
     """
     batch, heads, tokens, _ = query.shape
-    grouped = query.float().reshape(batch, key.shape[1], -1, query.shape[-1])
-    scores = (grouped @ key.float().transpose(2, 3)).view(batch, heads, tokens, -1) * scaling
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.to(wide).reshape(batch, key.shape[1], -1, query.shape[-1])
+    scores = (grouped @ key.to(wide).transpose(2, 3)).view(batch, heads, tokens, -1) * scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     weights = sink_softmax(apply_mask(scores, mask), sinks)
-    output = weights.view(batch, key.shape[1], -1, key.shape[2]) @ value.float()
+    output = weights.view(batch, key.shape[1], -1, key.shape[2]) @ value.to(wide)
     return output.view(batch, heads, tokens, -1).to(query.dtype), weights.to(query.dtype)
 
 

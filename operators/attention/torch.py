@@ -127,19 +127,17 @@ class TorchAttention(Operator):
         if implementation not in _OWN:
             arguments = {"position_embeddings": position_embeddings, "attention_mask": attention_mask, **kwargs}
             return self.stock_twin()(hidden_states, **arguments)
-        cache = kwargs.pop("cache", None)
-        # Since 5.24 an update gets the call's kwargs; before, nothing.
-        update_kwargs = {} if cache is None else {"kwargs": kwargs}
-        cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        looks_back = kwargs.get("is_causal")
+        new_style = kwargs.get("cache") is not None  # since 5.24 an update also gets the call's kwargs
         call = AttentionCall(
             tokens=hidden_states.shape[1],
             rotation=self.rotation,
             position_embeddings=position_embeddings,
             mask=attention_mask,
-            cache=cache,
+            cache=kwargs["cache"] if new_style else kwargs.get("past_key_values"),
             layer=self.layer_idx,
-            update_kwargs=update_kwargs,
-            looks_back=getattr(self, "is_causal", True),
+            update_kwargs={"kwargs": kwargs} if new_style else {},
+            looks_back=getattr(self, "is_causal", True) if looks_back is None else looks_back,
             eager=implementation == "eager",
             path=self.path,
         )

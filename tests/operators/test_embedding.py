@@ -27,15 +27,15 @@ def test_plain(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [BartScaledWordEmbedding, Gemma3TextScaledWordEmbedding])
 def test_scaled(kind, dtype):
-    """50.596 is no bfloat16 number: rounding it first or last are different products."""
-    scale = 2560**0.5
-    if kind is BartScaledWordEmbedding and dtype != torch.float32:
-        reason = refusal("embedding.torch", kind(31, 24, 0, embed_scale=scale).to(dtype))
-        assert "does not compute rows times embed_scale" in reason
-        return
-    stock = kind(31, 24, 0, embed_scale=scale)
-    if kind is Gemma3TextScaledWordEmbedding:
-        same_bits(stock, dtype)
+    assert same_bits(kind(31, 24, 0, embed_scale=8.0), dtype).scale == 8.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scale_that_must_be_rounded_first(dtype):
+    """50.596 is no bfloat16 number: Gemma rounds it before the product, BART after, and the bits differ."""
+    same_bits(Gemma3TextScaledWordEmbedding(31, 24, 0, embed_scale=2560**0.5), dtype)
+    reason = refusal("embedding.torch", BartScaledWordEmbedding(31, 24, 0, embed_scale=2560**0.5))
+    assert reason == "BartScaledWordEmbedding does not compute rows times embed_scale in torch.bfloat16"
 
 
 def test_scale_is_found_though_its_buffer_is_on_meta():

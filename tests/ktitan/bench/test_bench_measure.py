@@ -6,7 +6,17 @@ import statistics
 
 import pytest
 
-from ktitan.bench.measure import Pairing, Timing, interleave, measure, repeats, verify, wall_clock
+from ktitan.bench.measure import (
+    SETTLE_SECONDS,
+    Pairing,
+    Timing,
+    interleave,
+    measure,
+    repeats,
+    settled_clock,
+    verify,
+    wall_clock,
+)
 from ktitan.errors import KtitanError, UnsupportedError
 
 
@@ -129,6 +139,14 @@ def test_repeats_fill_the_time():
     assert repeats(script.run("a"), 0.05, script.clock) == 3
     slow = Script(a=[9.0])
     assert repeats(slow.run("a"), 0.05, slow.clock) == 1
+
+
+def test_the_settled_clock_rests_before_it_starts(monkeypatch):
+    events = []
+    monkeypatch.setattr("time.sleep", lambda seconds: events.append(seconds))
+    monkeypatch.setattr("time.perf_counter", lambda: events.append("look") or 0.0)
+    settled_clock(lambda: events.append("run"))
+    assert events == [SETTLE_SECONDS, "look", "run", "look"]
 
 
 def test_wall_clock_runs_once():

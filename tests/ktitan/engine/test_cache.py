@@ -398,3 +398,16 @@ def test_wrong_states_are_refused():
     with torch.enable_grad(), pytest.raises(UnsupportedError, match="no_grad"):
         cache.update(torch.zeros(1, 2, 3, 4, requires_grad=True), torch.zeros(1, 2, 3, 4), 0)
     assert cache.batch_size == -1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", ["greedy", "beams"])
+def test_generate_on_a_gpu(llama, mode):
+    model, ids = copy.deepcopy(llama).cuda(), random_ids(2, 70).cuda()
+    stock, ours, cache = both(
+        model,
+        lambda cache: model.generate(ids, past_key_values=cache, max_new_tokens=16, do_sample=False, **GENERATE[mode]),
+    )
+    assert torch.equal(ours, stock)
+    assert cache.pool.spec(0).device.type == "cuda" and pages_in_use(cache) == pages_expected(cache)

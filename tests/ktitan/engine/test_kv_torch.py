@@ -179,13 +179,13 @@ def test_a_sequence_grows_into_the_neighbouring_page():
 def test_plans_of_an_earlier_step_are_not_used_after_a_fork():
     pool = TorchKVPool()
     sequence, stored = filled(pool, 10)
-    pool.append(0, sequence, *fresh(1))
-    pool.crop(sequence, 10)
+    pool.append(0, sequence, *(last := fresh(1)))
     fork = pool.fork(sequence)
+    pool.crop(sequence, 10)
     pool.gather(0, sequence)
-    pool.append(0, sequence, *(extra := fresh(1)))  # the same place as before, now on a shared page
-    assert_holds(pool, 0, fork, *stored[0])
-    assert_holds(pool, 0, sequence, *(torch.cat(pair) for pair in zip(stored[0], extra, strict=True)))
+    pool.append(0, sequence, *(other := fresh(1)))  # the same place as before, now on a shared page
+    assert_holds(pool, 0, sequence, *(torch.cat(pair) for pair in zip(stored[0], other, strict=True)))
+    assert_holds(pool, 0, fork, *(torch.cat(pair) for pair in zip(stored[0], last, strict=True)))
 
 
 def test_trimmed_chunks_are_not_kept_alive():

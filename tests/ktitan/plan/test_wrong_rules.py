@@ -1,13 +1,14 @@
-"""One rule file with every mistake of the grammar: one report, each with file:line and remedy, before any weight byte."""
+"""One rule file with every mistake of the grammar: one report, each with file:line and remedy, before any read."""
 
 import re
 import textwrap
 
 import pytest
-from support.tiny_models import on_meta, save_tiny
 
 import ktitan
 from ktitan.weights import source as weight_source
+
+from support.tiny_models import on_meta, save_tiny
 
 WRONG = textwrap.dedent(
     r"""

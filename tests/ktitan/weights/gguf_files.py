@@ -40,7 +40,7 @@ def raw_gguf(pairs=(), entries=(), data=b"", alignment=32, version=3, counts=Non
 
 
 def write_model(path, architecture, metadata, tensors, kind="f32", tokens=ALPHABET, **writer_options):
-    """A GGUF file; 2-D and 3-D tensors are stored as `kind`, vectors and routers as F32 like llama.cpp does."""
+    """A GGUF file; matrices of whole blocks are stored as `kind`, the rest and routers as F32 like llama.cpp does."""
     writer = gguf.GGUFWriter(path, architecture, **writer_options)
     for key, value in {"tokenizer.ggml.tokens": tokens, **metadata}.items():
         full = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
@@ -69,7 +69,7 @@ def add_value(writer, key, value):
 
 def add_tensor(writer, name, tensor, kind):
     array = np.ascontiguousarray(tensor.detach().numpy().astype(np.float32))
-    if kind == "f32" or array.ndim == 1 or "ffn_gate_inp" in name:
+    if kind == "f32" or array.ndim == 1 or array.shape[-1] % 32 or "ffn_gate_inp" in name:
         writer.add_tensor(name, array)
         return
     wanted = gguf.GGMLQuantizationType[KINDS[kind]]

@@ -61,7 +61,10 @@ def swapped():
 
 BROKEN = {
     "cut": (one_tensor()[:-12], "ends at byte"),
-    "tensor twice": (raw_gguf((), [entry("a", [4], F32, 0), entry("a", [4], F32, 32)], b"\0" * 64), "'a' is there twice"),
+    "tensor twice": (
+        raw_gguf((), [entry("a", [4], F32, 0), entry("a", [4], F32, 32)], b"\0" * 64),
+        "'a' is there twice",
+    ),
     "key twice": (one_tensor(pairs=[pair("k", UINT32, b"\1\0\0\0")] * 2), "'k' is there twice"),
     "empty key": (one_tensor(pairs=[pair("", UINT32, b"\1\0\0\0")]), "is empty"),
     "big endian": (swapped(), "big endian"),
@@ -71,7 +74,10 @@ BROKEN = {
     "pair count": (raw_gguf(counts=(0, 1 << 60)), "do not fit"),
     "string length": (one_tensor(pairs=[text("k") + struct.pack("<IQ", STRING, 1 << 63)]), "value of 'k'"),
     "array length": (one_tensor(pairs=[text("k") + struct.pack("<IIQ", ARRAY, UINT32, 1 << 60)]), "value of 'k'"),
-    "string array length": (one_tensor(pairs=[text("k") + struct.pack("<IIQ", ARRAY, STRING, 1 << 40)]), "value of 'k'"),
+    "string array length": (
+        one_tensor(pairs=[text("k") + struct.pack("<IIQ", ARRAY, STRING, 1 << 40)]),
+        "value of 'k'",
+    ),
     "half a block": (one_tensor(dims=(40,), kind=Q4_0), "not a whole number"),
     "unknown tensor type": (one_tensor(kind=999), "type number 999"),
     "unknown value type": (one_tensor(pairs=[pair("k", 77, b"")]), "unknown type 77"),
@@ -84,7 +90,7 @@ BROKEN = {
     "version 9": (one_tensor(version=9), "version 9"),
     "empty file": (b"", "not a GGUF file"),
     "another file": (b"PK\x03\x04" + b"\0" * 64, "not a GGUF file"),
-    "header cut": (one_tensor()[:60], "left"),
+    "header cut": (one_tensor()[:70], "left"),
 }
 
 

@@ -58,7 +58,10 @@ def test_legal_oddities(tmp_path, case):
 
 ILLEGAL = {
     "metadata value is a number": ({"__metadata__": {"a": 3}}, b""),
-    "key twice": (b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"\0"),
+    "key twice": (
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b"\0",
+    ),
     "overlap": ({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)}, b"\0" * 3),
     "hole at front": ({"a": entry("U8", [1], 1, 2)}, b"\0\0"),
     "trailing bytes": ({"a": entry("U8", [1], 0, 1)}, b"\0\0\0"),
@@ -144,7 +147,8 @@ def test_broken_index(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("file", "remedy"), [("pytorch_model.bin", "save_pretrained"), ("m.txt", "model.safetensors"), (None, "model.safet")]
+    ("file", "remedy"),
+    [("pytorch_model.bin", "save_pretrained"), ("m.txt", "model.safetensors"), (None, "model.safet")],
 )
 def test_folders_without_weights_name_the_remedy(tmp_path, file, remedy):
     if file:
