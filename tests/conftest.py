@@ -9,6 +9,16 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(2)
 
+
+def pytest_collection_modifyitems(items):
+    """GPU tests run where there is one."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
