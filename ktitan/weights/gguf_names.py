@@ -74,11 +74,12 @@ class _Names:
 
     def __init__(self, model: nn.Module, source: GgufSource) -> None:
         self.source = source
-        self.config: Any = model.config
+        config: Any = model.config
+        self.config = config
         self.tied = HEAD in (getattr(model, "all_tied_weights_keys", None) or {})
         self.used: set[str] = set()
         architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == source.architecture)
-        self._table = gguf.get_tensor_name_map(architecture, self.config.num_hidden_layers)
+        self._table = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
 
     def find(self, module: str, suffix: str) -> Stored | None:
         """The stored tensor of a module's parameter."""

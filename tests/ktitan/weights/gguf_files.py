@@ -251,14 +251,15 @@ def model_from_gguf(source, config=None):
 
     config = config or config_from_gguf(source)
     with torch.device("meta"):
-        bare = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    bindings, surplus = gguf_bindings(bare, source)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    bindings, surplus = gguf_bindings(model, source)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     assert surplus == []
     assert set(bindings) == set(model.state_dict()) - tied
-    model.load_state_dict({name: made.dense(torch.float32) for name, made in bindings.items()}, strict=False)
+    filled = {name: made.dense(torch.float32) for name, made in bindings.items()}
+    model.load_state_dict(filled, strict=False, assign=True)
     model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
     return model
 
 

@@ -21,8 +21,8 @@ ENGLISH = (
 )
 
 
-# The window that the fixtures' logits belong to; it is not row 0 of eval_ids.npy. It was recovered from the logits, token
-# by token: only the right one continues them, and the whole reads as a piece of Python's lib2to3.
+# The window that the fixtures' logits belong to (it is not row 0 of eval_ids.npy), recovered from the logits token by
+# token: only the right one continues them, and the whole reads as a piece of Python's lib2to3.
 # fmt: off
 LOGIT_IDS = [
     30, 338, 673, 338, 11, 9, 1334, 1334, 285, 534, 285, 902, 603, 30, 338, 633, 9, 809, 13, 338, 28, 9, 2607, 5616,
