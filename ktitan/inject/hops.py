@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import ModelOutput
 
 from ktitan.inject.journal import Journal
 from ktitan.plan.rows import Hop
@@ -19,18 +20,28 @@ def add_hop(module: nn.Module, hop: Hop, journal: Journal) -> None:
     layers live where they are written.
     """
 
+    if not hop.path:
+        arrival = _Arrive(hop.device, remembers=True)
+        journal.add_hook(module.register_forward_pre_hook(arrival, with_kwargs=True))
+        journal.add_hook(module.register_forward_hook(_Return(arrival)))
+        return
     journal.add_hook(module.register_forward_pre_hook(_Arrive(hop.device), with_kwargs=True))
     if hop.returns:
         journal.add_hook(module.register_forward_hook(_Leave(hop.parent_device)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Arrive:
     """Pre-hook; a class, not a closure, so that an injected model can be pickled."""
 
     device: torch.device
+    remembers: bool = False
+    came_from: torch.device | None = None
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if self.remembers:
+            tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
+            self.came_from = next((tensor.device for tensor in tensors), None)
         return moved(args, self.device), moved(kwargs, self.device)
 
 
@@ -42,6 +53,23 @@ class _Leave:
 
     def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
         return moved(output, self.device)
+
+
+@dataclass(frozen=True)
+class _Return:
+    """Post-hook of the whole model: outputs go to where the inputs came from; the cache in them stays."""
+
+    arrival: _Arrive
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        device = self.arrival.came_from
+        if device is None:
+            return output
+        if not isinstance(output, ModelOutput):
+            return moved(output, device)
+        for name, value in output.items():
+            output[name] = moved(value, device)
+        return output
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -24,7 +24,7 @@ def find_hops(visits: Sequence[Visit]) -> list[Hop]:
     devices = {visit.path: torch.device(visit.placement["device"]) for visit in visits}
     modules = {visit.path: visit.module for visit in visits}
     parents = {visit.path: visit.parent for visit in visits}
-    hops = []
+    hops = _root_hop(visits, devices)
     for visit in visits:
         if not visit.path or visit.covered_by or isinstance(visit.module, _LISTS):
             continue
@@ -33,6 +33,17 @@ def find_hops(visits: Sequence[Visit]) -> list[Hop]:
             returns = devices.get(_next_sibling(visit, modules)) != here
             hops.append(Hop(visit.path, caller, here, returns))
     return hops
+
+
+def _root_hop(visits: Sequence[Visit], devices: Mapping[str, torch.device]) -> list[Hop]:
+    """A model whose first parameter (an embedding on the CPU, say) is not where the model computes.
+
+    `model.device` is that parameter's, so users and `generate` put inputs there, and expect outputs there.
+    """
+    first = next((visit for visit in visits if any(p is not None for p in visit.module._parameters.values())), None)
+    if first is None or devices[first.path] == devices[""]:
+        return []
+    return [Hop("", devices[first.path], devices[""], returns=True)]
 
 
 def _calling_device(

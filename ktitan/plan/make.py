@@ -217,6 +217,7 @@ def _stored_formats(weights: WeightMap | None, visit: Visit, recurse: bool) -> s
 def _hop_row(path: str, model: nn.Module, parent: torch.device, here: torch.device, returns: bool) -> PlanRow:
     kind = type(model.get_submodule(path)).__name__
     note = f"inputs {parent} to {here}" + (", outputs back" if returns else "; the next layer is there, too")
+    path = path or "(model)"
     return PlanRow(path, kind, "", "hop", "-", device_tier(here), str(here), 0, "copy", note)
 
 

@@ -52,7 +52,7 @@ def _outcomes(plan: Plan) -> Iterable[tuple[str, dict[str, Any]]]:
             replace["source"] = decision.rule.source
         yield decision.path, replace
     replaced = {decision.path for decision in plan.decisions}
-    kept = {**plan.devices, **{hop.path: hop.device for hop in plan.hops}}
+    kept = {**plan.devices, **{hop.path: hop.device for hop in plan.hops if hop.path}}
     for path, device in kept.items():
         if path not in replaced:
             yield path, {"class": "keep", "kwargs": {"device": str(device)}}

@@ -42,5 +42,5 @@ def auto_rules(
     parsed = parse_rules(path or generic or Path())
     seeds = fill(model, budget, hardware, torch.device(device))
     how = f"family {family}" if path is not None else f"generic; no file for {family or type(model).__name__}"
-    moved = f", {len(seeds)} parts moved by budget" if seeds else ""
+    moved = f", {len(seeds)} part{'s' * (len(seeds) > 1)} moved by budget" if seeds else ""
     return RuleSet(parsed.rules, f"auto: {parsed.origin} ({how}{moved})", parsed.faults), seeds

@@ -114,11 +114,11 @@ def test_a_budget_that_is_too_small_for_all_moves_experts_to_the_cpu(tmp_path):
     layer = stock.model.layers[1].mlp.experts
     experts_bytes = sum(p.numel() * p.element_size() for p in layer.parameters())
     whole = ktitan.plan_model(tmp_path, dtype="float32")
-    budget = f"vram={whole.totals['vram'] - experts_bytes}"
+    budget = f"vram={whole.totals['vram'] - experts_bytes + 4096}"  # room for what the plan does not count: buffers
     model = ktitan.optimize_and_load(on_meta(tmp_path), "auto", weights=tmp_path, budget=budget)
     plan = model.ktitan.plan
     moved = [row for row in plan.rows if row.operator == "experts.torch" and row.device == "cpu"]
-    assert len(moved) == 1 and "1 parts moved by budget" in plan.origin
+    assert len(moved) == 1 and "1 part moved by budget" in plan.origin
     assert model.ktitan.stats()["resident_bytes"]["vram"] <= plan.limits["vram"]
     batch = padded_batch()
     wanted = stock.generate(**batch, max_new_tokens=12, do_sample=False)
