@@ -39,19 +39,25 @@ def test_tensors_in_any_nesting_are_moved_and_other_objects_are_not():
 
 
 def test_inputs_arrive_and_outputs_leave():
-    model = nn.ModuleDict({"child": Recorder(result=(torch.ones(1), None))})
-    journal = Journal(model)
-    add_hop(model["child"], Hop("child", META, CPU, returns=True), journal)
-    mask = torch.ones(3, device=META)
-    out = model["child"](torch.ones(2), position_embeddings=(torch.ones(1), torch.ones(1)), attention_mask=None)
-    args, kwargs = model["child"].seen
+    child = Recorder(result=(torch.ones(1), None))
+    journal = Journal(child)
+    add_hop(child, Hop("child", META, CPU, returns=True), journal)
+    out = child(torch.ones(2), position_embeddings=(torch.ones(1), torch.ones(1)), attention_mask=None)
+    args, kwargs = child.seen
     assert args[0].device == CPU and kwargs["attention_mask"] is None
     assert out[0].is_meta and out[1] is None
-    add_hop(model["child"], Hop("child", CPU, META, returns=False), journal)
-    model["child"](torch.ones(2), attention_mask=mask)
-    assert model["child"].seen[0][0].is_meta
     journal.roll_back()
-    assert model["child"](torch.ones(2))[0].device == CPU
+    assert child(torch.ones(2))[0].device == CPU
+
+
+def test_without_return_the_output_stays_there():
+    child = Recorder(result=torch.ones(1))
+    add_hop(child, Hop("child", CPU, META, returns=False), Journal(child))
+    out = child(torch.ones(2), attention_mask=torch.ones(3), position_embeddings=(torch.ones(1), torch.ones(1)))
+    args, kwargs = child.seen
+    assert args[0].is_meta and kwargs["attention_mask"].is_meta
+    assert all(table.is_meta for table in kwargs["position_embeddings"])
+    assert out.device == CPU
 
 
 def test_the_model_gives_outputs_back_where_its_inputs_came_from():
