@@ -86,9 +86,12 @@ def cache_keyword(model: torch.nn.Module) -> str:
 
 
 def new_cache(model: Any) -> Any:
-    """An empty cache for one sequence: ktitan's pages, or transformers' own for layers that keep a running state."""
+    """An empty cache for one sequence: ktitan's pages within the model's budget, or transformers' own, without a limit,
+    for layers that keep a running state.
+    """
+    budget = getattr(getattr(model, "ktitan", None), "kv_budget_bytes", None)
     try:
-        return KtitanCache(config=model.config)
+        return KtitanCache(config=model.config, budget_bytes=budget)
     except UnsupportedError as error:
         log.info("transformers' cache is used: %s", error.message)
         return DynamicCache(config=model.config)

@@ -53,6 +53,18 @@ class Handle:
             held[tier] = held.get(tier, 0) + storage.nbytes()
         return {"resident_bytes": held, "planned_bytes": self.plan.totals, "limits": self.plan.limits}
 
+    @property
+    def kv_budget_bytes(self) -> int | None:
+        """Bytes that the KV cache may grow to: what the limits of its tiers leave beside weights and workspace.
+
+        None where no limit is known.
+        """
+        tiers = [tier for tier, uses in self.plan.parts.items() if uses["kv"] and tier in self.plan.limits]
+        if not tiers:
+            return None
+        parts = self.plan.parts
+        return sum(max(0, self.plan.limits[t] - parts[t]["weights"] - parts[t]["workspace"]) for t in tiers)
+
     def rebudget(self, budget: str) -> None:
         """Change the budget of the running model.
 

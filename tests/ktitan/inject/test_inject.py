@@ -232,6 +232,25 @@ class TestAsAModule:
         assert weight() is None
 
 
+class TestBudget:
+    """The KV cache may not grow beyond what the budget leaves."""
+
+    def test_stream_ends_with_a_budget_error_and_the_model_stays_usable(self, tmp_path):
+        from support.tiny_tokenizer import tiny_tokenizer
+
+        save_tiny("llama", tmp_path)
+        plan = ktitan.plan_model(tmp_path, device="cpu", dtype="float32", context=128)
+        model = ktitan.optimize_and_load(
+            on_meta(tmp_path), "auto", weights=tmp_path, device="cpu", budget=f"ram={plan.totals['ram']}", context=128
+        )
+        assert model.ktitan.kv_budget_bytes == plan.parts["ram"]["kv"]
+        tokenizer = tiny_tokenizer()
+        with pytest.raises(ktitan.BudgetError):
+            list(ktitan.stream(model, tokenizer, "a" * 120, max_new_tokens=64, greedy=True, ignore_eos=True))
+        short = list(ktitan.stream(model, tokenizer, "a" * 20, max_new_tokens=8, greedy=True, ignore_eos=True))
+        assert short
+
+
 class TestPhases:
     """A rule may give prefill another operator."""
 
