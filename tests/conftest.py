@@ -1,4 +1,4 @@
-"""Shared by all tests: two threads, no network, and where the trained checkpoints lie."""
+"""Shared by all tests: one thread (the models are tiny), no network, and where the trained checkpoints lie."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch.set_num_threads(2)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):

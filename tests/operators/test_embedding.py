@@ -1,9 +1,10 @@
 import pytest
 import torch
-from support.operator_rig import fresh_seed, loaded, meta_twin, refusal
 from torch import nn
 from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
+from support.operator_rig import fresh_seed, loaded, meta_twin, refusal
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from support.operator_rig import fresh_seed, injected, random_ids, tiny_model
 from torch import nn
 
 from ktitan.operators.stock import altered_reason, plain_attributes, probing, shell_of, surplus_reason
+
+from support.operator_rig import fresh_seed, injected, random_ids, tiny_model
 
 
 def test_hooks_that_only_record_do_not_count():

@@ -5,6 +5,11 @@ import pickle
 
 import pytest
 import torch
+from transformers import DynamicCache, StaticCache
+
+from ktitan.errors import UnsupportedError
+from ktitan.operator import Operator
+
 from support.operator_rig import (
     FAMILIES,
     fresh_seed,
@@ -14,10 +19,6 @@ from support.operator_rig import (
     relative_difference,
     tiny_model,
 )
-from transformers import DynamicCache, StaticCache
-
-from ktitan.errors import UnsupportedError
-from ktitan.operator import Operator
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

@@ -191,13 +191,18 @@ def test_llama3_factors_become_its_scaling(tmp_path):
 
 
 def test_other_factors_are_taken_as_they_are(tmp_path):
-    factors = torch.rand(8) * 3 + 1
+    factors = torch.rand(8) * 3 + 2
     reference, path = with_factors(tmp_path, llama(), factors)
-    with torch.no_grad():
-        reference.model.rotary_emb.inv_freq /= factors
-    for positions in ([[0, 100, 200]], [[0, 100, 9000]]):
-        found = logits(model_from_gguf(open_gguf(path)), 3, torch.tensor(positions))
-        torch.testing.assert_close(found, logits(reference, 3, torch.tensor(positions)), atol=2e-4, rtol=0)
+    model = model_from_gguf(open_gguf(path))
+    assert model.config.rope_parameters["rope_type"] == "longrope"
+    for last in (200, 9000):
+        positions = torch.tensor([[0, 100, last]])
+        reference.model.rotary_emb.inv_freq = model.model.rotary_emb.original_inv_freq * factors
+        without = logits(reference, 3, positions)
+        reference.model.rotary_emb.inv_freq = reference.model.rotary_emb.original_inv_freq / factors
+        # At position 9000 a frequency's last bit turns a pair by 1e-3.
+        torch.testing.assert_close(logits(model, 3, positions), logits(reference, 3, positions), atol=5e-3, rtol=0)
+        assert (without - logits(reference, 3, positions)).abs().max() > 5e-2
 
 
 def test_factors_of_one_are_no_scaling(tmp_path):
@@ -249,10 +254,14 @@ def test_yarn_has_two_corrections(tmp_path, case, make):
     assert torch.equal(logits(model, 3, positions), logits(reference, 3, positions))
 
 
-def test_relative_attention_factor_multiplies(tmp_path):
-    keys = {"type": "yarn", "factor": 16.0, "original_context_length": 64, "attn_factor": 0.5}
-    found = read(tmp_path, llama(), {f"rope.scaling.{key}": value for key, value in keys.items()})
-    assert found.rope_parameters["attention_factor"] == pytest.approx(0.5 * (1 + 0.1 * math.log(16)))
+@pytest.mark.parametrize(
+    ("config", "more", "usual"),
+    [(llama(), {}, 1 + 0.1 * math.log(16)), (deepseek_v3(), {"yarn_log_multiplier": 0.1}, 1.0)],
+)
+def test_relative_attention_factor_multiplies(tmp_path, config, more, usual):
+    keys = {"type": "yarn", "factor": 16.0, "original_context_length": 64, "attn_factor": 0.5, **more}
+    found = read(tmp_path, config, {f"rope.scaling.{key}": value for key, value in keys.items()})
+    assert found.rope_parameters["attention_factor"] == pytest.approx(0.5 * usual)
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -276,10 +285,10 @@ def test_every_end_counts(tmp_path, keys, expected):
 
 
 def test_a_turn_end_that_the_template_writes_counts(tmp_path):
-    tokens = [f"<{number}>" for number in range(62)] + ["<|eot_id|>", "<|im_end|>"]
+    tokens = [f"<{number}>" for number in range(61)] + ["<|end|>", "<|eot_id|>", "<|im_end|>"]
     config = llama()
     metadata = llama_metadata(config) | {
-        "tokenizer.chat_template": "{{ messages[0].content }}<|eot_id|>",
+        "tokenizer.chat_template": "{{ messages[0].content }}<|end|><|eot_id|>",
         "tokenizer.ggml.token_type": [1] * 62 + [3, 3],
     }
     path = write_model(tmp_path / "m.gguf", "llama", metadata, gguf_tensors(random_model(config)), tokens=tokens)

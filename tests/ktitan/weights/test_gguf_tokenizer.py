@@ -22,6 +22,7 @@ TEXTS = [
     "trailing  ",
     "I'LL don't we'Re IT'S",
     "a\r\n\r\nb\n \n  c",
+    "a一b龥c\u3040dゟe\u30a0fヿg",
     "中文字符 and 日本語カタカナ, 한국어",
     "x86_64 v1.2.345 ٣٤٥ Ⅷ³",
     "func(a,b){return a/b;}//",
@@ -76,20 +77,20 @@ def trained(splitter, normalizer=None):
 
 
 def write_bpe(folder, tokenizer, pre=None, **metadata):
-    """The vocabulary of a trained tokenizer as a GGUF file, with two special tokens at its end."""
+    """The vocabulary of a trained tokenizer as a GGUF file, with three added tokens at its end."""
     model = json.loads(tokenizer.to_str())["model"]
     tokens = [token for token, _ in sorted(model["vocab"].items(), key=lambda item: item[1])]
     keys = {
         "context_length": 100000,
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.token_type": [1] * len(tokens) + [3, 4],
+        "tokenizer.ggml.token_type": [1] * len(tokens) + [3, 4, 3],
         "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
         "tokenizer.ggml.eos_token_id": len(tokens),
         "tokenizer.ggml.bos_token_id": len(tokens),
         **({} if pre is None else {"tokenizer.ggml.pre": pre}),
         **metadata,
     }
-    return write_model(folder / "t.gguf", "llama", keys, {}, tokens=[*tokens, "<|end|>", "<think>"])
+    return write_model(folder / "t.gguf", "llama", keys, {}, tokens=[*tokens, "<|end|>", "<think>", "<|turn|>"])
 
 
 def ids(tokenizer, text):
@@ -107,6 +108,23 @@ def test_ids_are_those_of_the_trained_tokenizer(tmp_path, pre):
         found = ids(ours, text)
         assert found == reference.encode(text, add_special_tokens=False).ids, text
         assert ours.decode(found) == (text if normalizer is None else normalizer.normalize_str(text))
+
+
+@pytest.mark.parametrize("pre", REFERENCES)
+def test_pieces_are_those_of_the_reference(pre):
+    for text in TEXTS:
+        expected = REFERENCES[pre][0].pre_tokenize_str(text)
+        assert PRETOKENIZERS[pre].splitter().pre_tokenize_str(text) == expected, text
+
+
+@pytest.mark.parametrize(("pre", "whole"), [("gpt-2", False), ("llama-bpe", True)])
+def test_a_piece_that_is_a_token_needs_no_merges_where_the_model_says_so(tmp_path, pre, whole):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    keys = {"context_length": 8, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre}
+    keys |= {"tokenizer.ggml.merges": ["x y"], "tokenizer.ggml.token_type": [1] * 258}
+    path = write_model(tmp_path / "t.gguf", "llama", keys, {}, tokens=[*alphabet, "xy", "xyz"])
+    found = ids(tokenizer_from_gguf(open_gguf(path)), "xyz")
+    assert found == ([257] if whole else [256, alphabet.index("z")])
 
 
 def test_the_splits_differ():
@@ -140,10 +158,10 @@ def test_an_unknown_split_is_refused_unless_one_is_assumed(tmp_path, pre):
 
 def test_special_tokens(tmp_path):
     ours = tokenizer_from_gguf(open_gguf(write_bpe(tmp_path, trained(byte_level()), "gpt-2")))
-    end, think = len(ours) - 2, len(ours) - 1
-    found = ids(ours, "a<|end|><think>b")
-    assert found[1:3] == [end, think]
-    assert ours.decode(found) == "a<|end|><think>b"
+    end = len(ours) - 3
+    found = ids(ours, "a<|end|><think><|turn|>b")
+    assert found[1:4] == [end, end + 1, end + 2]
+    assert ours.decode(found) == "a<|end|><think><|turn|>b"
     assert ours.decode(found, skip_special_tokens=True) == "a<think>b"
     assert (ours.eos_token_id, ours.pad_token, ours.unk_token) == (end, None, None)
     assert ours.model_max_length == 100000
@@ -162,7 +180,7 @@ def test_special_tokens(tmp_path):
 def test_start_and_end_marks(tmp_path, pre, keys, bos, eos):
     metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     ours = tokenizer_from_gguf(open_gguf(write_bpe(tmp_path, trained(byte_level()), pre, **metadata)))
-    found, mark = ours("ab")["input_ids"], len(ours) - 2
+    found, mark = ours("ab")["input_ids"], len(ours) - 3
     assert (found[0] == mark, found[-1] == mark) == (bos, eos)
     assert mark not in ids(ours, "ab")
 
@@ -216,10 +234,11 @@ WORDS += ["▁th", "ng", "ing", "▁n", "▁spa", "ces", "tr", "st", "11", "12",
 
 
 def spm_tokens():
-    """Tokens, scores and types: control, bytes, characters, and words whose scores fall with their place."""
+    """Tokens, scores and types: control, bytes, characters, and words whose scores do not follow their place."""
     characters = sorted(set("▁" + "".join(WORDS) + "abcdefghijklmnopqrstuvwxyz():->=1234567-½ÅI'"))
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS, *characters]
-    scores = [0.0] * 259 + [-float(place) for place in range(len(WORDS) + len(characters))]
+    count = len(WORDS) + len(characters)
+    scores = [0.0] * 259 + [-float(place * 37 % count) for place in range(count)]
     return tokens, scores, [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
 
 

@@ -1,20 +1,8 @@
+import copy
 import dataclasses
 
 import pytest
 import torch
-from support.operator_rig import (
-    StateWeights,
-    context_for,
-    fresh_seed,
-    injected,
-    loaded,
-    padded_batch,
-    random_ids,
-    refusal,
-    relative_difference,
-    tiny_config,
-    tiny_model,
-)
 from torch import nn
 from transformers import (
     AttentionInterface,
@@ -32,8 +20,23 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from ktitan.engine.cache import KtitanCache
 from ktitan.errors import UnsupportedError
 from ktitan.operators import TorchAttention
-from ktitan.operators.attention import latent, torch as module_under_test
+from ktitan.operators.attention import latent
+from ktitan.operators.attention import torch as module_under_test
 from ktitan.operators.attention.probe import cache_argument
+
+from support.operator_rig import (
+    StateWeights,
+    context_for,
+    fresh_seed,
+    injected,
+    loaded,
+    padded_batch,
+    random_ids,
+    refusal,
+    relative_difference,
+    tiny_config,
+    tiny_model,
+)
 
 GROUPED = ["llama", "qwen2", "gemma2", "gemma3", "qwen3_moe", "olmoe", "gpt_oss"]
 LATENT = ["deepseek_v2", "deepseek_v2_yarn", "deepseek_v3", "deepseek_v3_plain"]
@@ -156,10 +159,8 @@ def test_both_names_of_the_cache(family, seed):
     """Layers of one transformers version say `cache`, of the other `past_key_values`; both reach the same code."""
     stock = attention_of(tiny_model(family, seed))
     operator = loaded("attention.torch", stock)
-    width, rope = stock.config.hidden_size, getattr(stock, "qk_rope_head_dim", getattr(stock, "head_dim", 0))
-    x = torch.randn(1, 4, width)
-    angles = torch.rand(1, 4, rope // 2).repeat(1, 1, 2)
-    positions = (angles.cos(), angles.sin())
+    x = torch.randn(1, 4, stock.config.hidden_size)
+    positions = rotation_tables(stock, 1, 4)
     answers = []
     for name in ("cache", "past_key_values", None):
         cache = DynamicCache()
@@ -174,21 +175,32 @@ def test_both_names_of_the_cache(family, seed):
     assert relative_difference(answers[0], expected) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
-def test_missing_mask(family, seed):
+@pytest.mark.parametrize(
+    ("family", "absorb", "implementation"),
+    [
+        ("llama", None, "sdpa"),
+        ("llama", None, "eager"),
+        ("gpt_oss", None, "sdpa"),
+        ("deepseek_v3", True, "sdpa"),
+        ("deepseek_v3", False, "sdpa"),
+        ("deepseek_v3", False, "eager"),
+    ],
+)
+def test_missing_mask(family, absorb, implementation, seed):
     """Without a mask: one token sees all, several see themselves and earlier ones, on an empty static cache too."""
     stock = attention_of(tiny_model(family, seed))
     operator = loaded("attention.torch", stock)
-    rope = getattr(stock, "qk_rope_head_dim", getattr(stock, "head_dim", 0))
+    operator.absorb = absorb
+    operator.config._attn_implementation = implementation
     x = torch.randn(2, 6, stock.config.hidden_size)
-    angles = torch.rand(2, 6, rope // 2).repeat(1, 1, 2)
+    cos, sin = rotation_tables(stock, 2, 6)
 
-    def call(cache, start, stop):
-        positions = (angles[:, start:stop].cos(), angles[:, start:stop].sin())
-        return operator(x[:, start:stop], position_embeddings=positions, cache=cache)[0]
+    def call(cache, start, stop, **kwargs):
+        positions = (cos[:, start:stop], sin[:, start:stop])
+        return operator(x[:, start:stop], position_embeddings=positions, cache=cache, **kwargs)[0]
 
     whole = call(None, 0, 6)
-    for cache in (DynamicCache(), StaticCache(config=stock.config, max_cache_len=16)):
+    for cache in (DynamicCache(), StaticCache(config=_plain(stock.config), max_cache_len=16)):
         assert relative_difference(call(cache, 0, 5), whole[:, :5]) < 1e-5
     dynamic = DynamicCache()
     call(dynamic, 0, 5)
@@ -197,6 +209,39 @@ def test_missing_mask(family, seed):
     call(dynamic, 0, 2)
     with pytest.raises(UnsupportedError, match=r"layer\.module: 4 tokens follow earlier ones"):
         call(dynamic, 2, 6)
+    both_ways = call(None, 0, 6, is_causal=False)
+    assert relative_difference(both_ways[:, :5], whole[:, :5]) > 1e-3
+    assert relative_difference(both_ways[:, 5:], whole[:, 5:]) < 1e-5
+
+
+def rotation_tables(stock, rows, tokens):
+    """Random (cos, sin) of the width that a family's rotary function takes."""
+    width = getattr(stock, "qk_rope_head_dim", getattr(stock, "head_dim", 0))
+    halves = torch.rand(rows, tokens, width // 2)
+    angles = halves if "sinks" in stock._parameters else halves.repeat(1, 1, 2)
+    return angles.cos(), angles.sin()
+
+
+def _plain(config):
+    """A config without windows, so that every layer of a static cache keeps all tokens."""
+    config = copy.deepcopy(config)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    return config
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v3"])
+def test_weights_are_returned_where_they_are_made(family, seed):
+    stock = attention_of(tiny_model(family, seed))
+    operator = loaded("attention.torch", stock)
+    call = {"position_embeddings": rotation_tables(stock, 2, 5)}
+    mask = torch.zeros(2, 1, 5, 5).masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), torch.finfo().min)
+    x = torch.randn(2, 5, 40)
+    operator.config._attn_implementation = "eager"
+    with torch.no_grad():
+        expected = type(stock).forward(stock, x, attention_mask=mask, **call)[1]
+    assert relative_difference(operator(x, attention_mask=mask, **call)[1], expected) < 1e-5
+    operator.config._attn_implementation = "sdpa"
+    assert (operator(x, attention_mask=mask, **call)[1] is None) == (family != "gpt_oss")
 
 
 def test_sinks_are_loaded_and_count(seed):
@@ -210,8 +255,7 @@ def test_sinks_are_loaded_and_count(seed):
     operator.load(weights)
     assert weights.asked == ["sinks"]
     x = torch.randn(1, 5, 40)
-    angles = torch.rand(1, 5, 8)
-    positions = (angles.cos(), angles.sin())
+    positions = rotation_tables(stock, 1, 5)
     before = operator(x, position_embeddings=positions)[0]
     with torch.no_grad():
         operator.sinks.fill_(50.0)  # a sink that takes everything leaves nothing but the output's bias
@@ -269,9 +313,14 @@ def test_self_check_finds_wrong_numbers(seed, monkeypatch):
 def test_self_check_runs_once_a_class_and_dtype(seed, monkeypatch):
     monkeypatch.setattr(module_under_test, "_agreed", set())
     operator = loaded("attention.torch", attention_of(tiny_model("llama", seed)))
+    other = loaded("attention.torch", attention_of(tiny_model("llama", seed).bfloat16()), torch.bfloat16)
     operator.self_check()
-    monkeypatch.setattr(module_under_test, "_difference", lambda *_: pytest.fail("compared twice"))
+    compared = []
+    monkeypatch.setattr(module_under_test, "_difference", lambda *call: compared.append(call) or 0.0)
     operator.self_check()
+    assert not compared
+    other.self_check()
+    assert len(compared) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -344,20 +393,37 @@ def test_other_attentions_are_refused(model_type, entries):
 
 
 class LouderAttention(LlamaAttention):
-    """Made of Llama's parts, with another formula."""
+    """Made of Llama's parts, with a formula that depends on the config."""
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
         assert apply_rotary_pos_emb
         output, weights = super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
-        return output * 1.01, weights
+        return output * self.config.loudness, weights
 
 
-LouderRotaryEmbedding = LlamaRotaryEmbedding
+class ClippedAttention(LlamaAttention):
+    """Llama's formula, but for inputs of a size that few meet."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+        assert apply_rotary_pos_emb
+        return super().forward(hidden_states.clamp(-40, 40), position_embeddings, attention_mask, **kwargs)
+
+
+LouderRotaryEmbedding = ClippedRotaryEmbedding = LlamaRotaryEmbedding
+
+
+def test_large_numbers_are_tried_too():
+    assert "computes something else" in refusal("attention.torch", ClippedAttention(tiny_config("llama"), 0))
 
 
 def test_a_subclass_with_another_formula_is_refused():
-    reason = refusal("attention.torch", LouderAttention(tiny_config("llama"), 0))
-    assert "LouderAttention computes something else: outputs differ by 9.9e-03" in reason
+    reasons = []
+    for loudness in (1.0, 1.01, 1.0):
+        config = tiny_config("llama")
+        config.loudness = loudness
+        reasons.append(refusal("attention.torch", LouderAttention(config, 0)))
+    assert reasons[0] is None and reasons[2] is None
+    assert "LouderAttention computes something else: outputs differ by 9.9e-03" in reasons[1]
 
 
 def test_a_config_decides_not_only_the_class(seed):

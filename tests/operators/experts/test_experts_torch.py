@@ -2,16 +2,6 @@ import copy
 
 import pytest
 import torch
-from support.operator_rig import (
-    fresh_seed,
-    loaded,
-    meta_twin,
-    randomize,
-    refusal,
-    relative_difference,
-    tiny_config,
-    tiny_model,
-)
 from torch import nn
 from transformers import Llama4TextConfig
 from transformers.integrations.moe import use_experts_implementation
@@ -26,6 +16,17 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from ktitan.errors import UnsupportedError
 from ktitan.operators.experts.torch import expert_groups
+
+from support.operator_rig import (
+    fresh_seed,
+    loaded,
+    meta_twin,
+    randomize,
+    refusal,
+    relative_difference,
+    tiny_config,
+    tiny_model,
+)
 
 CLASSES = {
     "mixtral": MixtralExperts,
@@ -240,6 +241,7 @@ def altered(change):
             altered(lambda m: setattr(m, "gate_up_proj_scale_inv", nn.Parameter(torch.ones(5)))),
             "gate_up_proj_scale_inv",
         ),
+        (altered(lambda m: setattr(m, "router", nn.Linear(2, 2))), "children router"),
         (altered(lambda m: setattr(m, "has_bias", True)), "lacks down_proj_bias, gate_up_proj_bias"),
         (altered(lambda m: setattr(m, "down_proj", nn.Parameter(torch.ones(5, 40, 7)))), "do not fit"),
         (altered(lambda m: setattr(m, "act_fn", nn.PReLU())), "activation has tensors"),

@@ -1,11 +1,12 @@
 import pytest
 import torch
-from support.operator_rig import StateWeights, context_for, fresh_seed, loaded, meta_twin, randomize, refusal
 from torch import nn
 from torch.nn.utils import parametrize
 
 from ktitan.errors import WeightError
 from ktitan.operators import TorchLinear
+
+from support.operator_rig import StateWeights, context_for, fresh_seed, loaded, meta_twin, randomize, refusal
 
 
 def random_linear(inputs, outputs, bias=True, dtype=torch.float32):
