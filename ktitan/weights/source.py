@@ -95,6 +95,12 @@ class FileSource(WeightSource):
         row_bytes = stored.row_bytes(columns)
         if row_bytes == 0 or out.numel() == 0:
             return
+        if not out.is_contiguous() and out.dim() > 2:
+            # Half of a fused tensor, expert by expert: the whole half need not exist a second time.
+            rows = out[0].numel() // columns
+            for index, entry in enumerate(out):
+                self.read_into(name, entry, first_row + index * rows)
+            return
         flat = out.view(-1, columns) if out.is_contiguous() else out.reshape(-1, columns)
         direct = stored.torch_dtype is out.dtype and out.device.type == "cpu" and out.is_contiguous()
         if direct:
