@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
-from support.tiny_models import on_meta, padded_batch, random_ids, save_tiny
 
 import ktitan
 from ktitan.engine.cache import KtitanCache
+
+from support.tiny_models import on_meta, padded_batch, random_ids, save_tiny
 
 pytestmark = pytest.mark.gpu
 

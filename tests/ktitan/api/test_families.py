@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from support.tiny_models import CONFIGS, on_meta, padded_batch, random_ids, save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ktitan
+
+from support.tiny_models import CONFIGS, on_meta, padded_batch, random_ids, save_tiny
 
 TOLERANCE = 1e-4
 

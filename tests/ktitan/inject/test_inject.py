@@ -7,11 +7,12 @@ import weakref
 
 import pytest
 import torch
-from support.tiny_models import on_meta, padded_batch, random_ids, save_tiny, tiny_model
 from transformers import AutoModelForCausalLM
 
 import ktitan
 from ktitan.weights.files import FileReader
+
+from support.tiny_models import on_meta, padded_batch, random_ids, save_tiny, tiny_model
 
 FAMILIES = ["llama_tied", "mixtral", "deepseek_v3"]
 
@@ -349,8 +350,9 @@ def test_plain_torch_modules_can_be_injected():
 
 
 def test_pipeline(tmp_path):
-    from support.tiny_tokenizer import tiny_tokenizer
     from transformers import pipeline
+
+    from support.tiny_tokenizer import tiny_tokenizer
 
     stock = save_tiny("llama", tmp_path)
     model = ktitan.optimize_and_load(on_meta(tmp_path), "auto", weights=tmp_path, device="cpu")

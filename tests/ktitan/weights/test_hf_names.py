@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from support.tiny_models import CONFIGS, on_meta, save_tiny
 from transformers import AutoModelForCausalLM, GptOssConfig, PhimoeConfig, Qwen2MoeConfig
 
 from ktitan.weights.hf_names import hf_bindings
 from ktitan.weights.opening import open_source
+
+from support.tiny_models import CONFIGS, on_meta, save_tiny
 
 SMALL = {
     "vocab_size": 64,
