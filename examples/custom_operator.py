@@ -71,6 +71,8 @@ RULES = {
 def main(model_name: str = "demo") -> None:
     model, tokenizer = ktitan.load(model_name, rules=RULES)
     replaced = [row.path for row in model.ktitan.plan.rows if row.operator == "mlp.fused"]
+    if not replaced:
+        raise SystemExit("none of the MLP classes in RULES is in this model; add its class")
     print(f"{len(replaced)} MLPs replaced, the first at {replaced[0]}")
     print("".join(ktitan.stream(model, tokenizer, "Once upon a time", max_new_tokens=24, greedy=True)))
 

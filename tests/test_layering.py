@@ -50,7 +50,29 @@ ALLOWED = {
 }
 
 
-def imported(tree: ast.AST) -> set[str]:
+def dynamic_name(node: ast.AST) -> str:
+    """The module that a call of `import_module` or `__import__` with a literal names, or ""."""
+    if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
+        return ""
+    called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return str(node.args[0].value) if called in ("import_module", "__import__") else ""
+
+
+def absolute(node: ast.ImportFrom, package: str) -> str:
+    """The dotted module that `from x import y` names, relative ones resolved in `package`."""
+    if not node.level:
+        return node.module or ""
+    home = package.split(".")[: len(package.split(".")) - node.level + 1]
+    return ".".join([*home, *([node.module] if node.module else [])])
+
+
+def package_of(path: Path, root: Path) -> str:
+    """The import name of the package that a file is in."""
+    parts = path.relative_to(root).parts[:-1]
+    return ".".join(parts if parts[0] == "ktitan" else ("ktitan", *parts))
+
+
+def imported(tree: ast.AST, package: str) -> set[str]:
     """Dotted names imported anywhere in a module, but for those under `if TYPE_CHECKING:`."""
     hidden = {
         id(inner)
@@ -64,8 +86,11 @@ def imported(tree: ast.AST) -> set[str]:
             continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute(node, package)
+            names |= {f"{module}.{alias.name}" for alias in node.names} | {module}
+        elif dynamic_name(node):
+            names.add(dynamic_name(node))
     return names
 
 
@@ -82,7 +107,7 @@ def wrong_arrows(root: Path) -> list[str]:
     for folder in ("ktitan", "operators", "injection_rules"):
         for path in sorted((root / folder).rglob("*.py")):
             unit = unit_of(path, root)
-            for name in imported(ast.parse(path.read_text("utf-8"))):
+            for name in imported(ast.parse(path.read_text("utf-8")), package_of(path, root)):
                 pieces = name.split(".")
                 if pieces[0] != "ktitan" or len(pieces) < 2:
                     continue
@@ -124,6 +149,10 @@ def test_operators_keep_out_of_each_others_private_names(repository):
         ("operators/norm.py", "import ktitan.plan", "operators/norm.py -> plan"),
         ("ktitan/engine/sampling.py", "from ktitan.api import load", "ktitan/engine/sampling.py -> api"),
         ("ktitan/rules/match.py", "def f():\n    from ktitan import inject", "ktitan/rules/match.py -> inject"),
+        ("ktitan/hardware.py", "from .api import load", "ktitan/hardware.py -> api"),
+        ("ktitan/engine/sampling.py", "from ..plan import Plan", "ktitan/engine/sampling.py -> plan"),
+        ("operators/linear/torch.py", "from ...rules import Rule", "operators/linear/torch.py -> rules"),
+        ("ktitan/rules/match.py", 'importlib.import_module("ktitan.api")', "ktitan/rules/match.py -> api"),
     ],
 )
 def test_an_arrow_added_on_purpose_is_found(repository, tmp_path, file, line, arrow):
@@ -132,6 +161,28 @@ def test_an_arrow_added_on_purpose_is_found(repository, tmp_path, file, line, ar
     path = tmp_path / file
     path.write_text(path.read_text("utf-8") + f"\n\n{line}\n", "utf-8")
     assert wrong_arrows(tmp_path) == [arrow]
+
+
+def users_of(repository, *words):
+    """Files of the package whose code (not text) names one of `words`."""
+    found = set()
+    for folder in ("ktitan", "operators"):
+        for path in (repository / folder).rglob("*.py"):
+            nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+            names = {getattr(n, "attr", getattr(n, "id", "")) for n in nodes}
+            names |= {alias.name for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) for alias in n.names}
+            if names & set(words):
+                found.add(str(path.relative_to(repository)))
+    return found
+
+
+def test_only_inject_edits_a_users_module_tree(repository):
+    editors = users_of(repository, "set_submodule", "register_forward_hook", "register_forward_pre_hook")
+    assert editors == {"ktitan/inject/hops.py", "ktitan/inject/journal.py", "ktitan/inject/phases.py"}
+
+
+def test_only_native_touches_ctypes(repository):
+    assert all(path.startswith("ktitan/native/") for path in users_of(repository, "ctypes", "nvrtc"))
 
 
 def test_only_env_reads_the_environment(repository):

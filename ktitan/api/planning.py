@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ktitan.operators  # noqa: F401  fills the registry
-from ktitan.api.build import build_model, choose_dtype, read_config
+from ktitan.api.build import build_model, choose_dtype, is_packed, read_config
 from ktitan.api.locate import ModelFiles, locate
 from ktitan.errors import UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
@@ -51,11 +51,15 @@ def prepare(
     Raises:
         WeightError, FormatError, UnsupportedError: as the parts do.
     """
-    files = locate(model, gguf_path)
+    files = locate(model, gguf_path, download_weights=need_weights)
     sources = _open(files, need_weights)
     hardware = detect()
     place = device or default_device(hardware)
     config = read_config(files, sources)
+    if is_packed(config) and files.overrides:
+        # A GGUF beside a packed checkpoint stands for it whole: the two do not mix.
+        sources = [source for source in sources if Path(source.path) in files.overrides]
+        del config.quantization_config
     return Prepared(files, sources, build_model(config, choose_dtype(dtype, config, hardware, place)), hardware, place)
 
 
@@ -102,8 +106,9 @@ def plan_injection(
     hardware: Hardware | None = None,
     quant: str | None = None,
     context: int | None = None,
+    keep_original: bool = False,
 ) -> Plan:
-    """The plan for a model object."""
+    """The plan for a model object; see `optimize_and_load` for the arguments."""
     if quant not in (None, "as-stored"):
         raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
     hardware = hardware or detect()
@@ -111,7 +116,7 @@ def plan_injection(
     place = device or default_device(hardware)
     seeds: dict[str, torch.device] = {}
     if isinstance(rules, str) and rules == "auto":
-        parsed, seeds = auto_rules(model, limits, hardware, place)
+        parsed, seeds = auto_rules(model, limits, hardware, place, context)
     else:
         parsed = _parsed(rules)
     return make_plan(
@@ -123,6 +128,7 @@ def plan_injection(
         device=place,
         seeds=seeds,
         context_tokens=context,
+        keep_original=keep_original,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from ktitan.context import step
 from ktitan.engine.cache import KtitanCache
 from ktitan.engine.conversation import encode_messages, encode_text
 from ktitan.engine.detokenize import Detokenizer, StopStrings
@@ -183,6 +184,7 @@ class _Decoder:
         self.stats = stats
         self._model = model
         self._sampler = sampler
+        self._cache = cache
         self._device = model.device
         self._arguments = {cache_keyword(model): cache, "use_cache": True}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
@@ -210,8 +212,11 @@ class _Decoder:
 
     @torch.inference_mode()
     def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Logits [1, V] that follow the last of `input_ids` [1, T]."""
-        return self._model(input_ids=input_ids, **self._arguments).logits[:, -1, :]
+        """Logits [1, V] that follow the last of `input_ids` [1, T]; the step's pages are reserved before it runs."""
+        if not isinstance(self._cache, KtitanCache):
+            return self._model(input_ids=input_ids, **self._arguments).logits[:, -1, :]
+        with step(self._cache.step_context(input_ids.shape[1])):
+            return self._model(input_ids=input_ids, **self._arguments).logits[:, -1, :]
 
 
 def _prompt_row(input_ids: torch.Tensor | Sequence[int]) -> torch.Tensor:

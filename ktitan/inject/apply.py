@@ -97,12 +97,13 @@ class _Application:
         self.plan = plan
         self.weights = weights
         self.journal = journal
+        self.replacements: list[_Replacement] = []
         self.phases = Phases()
         self.switches = 0
         self._meter(progress)
 
     def carry_out(self, keep_original: bool) -> Handle:
-        replacements = [self._build(decision) for decision in self.plan.decisions]
+        replacements = self.replacements = [self._build(decision) for decision in self.plan.decisions]
         live = _is_live(self.weights)
         originals = self._originals(replacements) if keep_original and not live else None
         for replacement in replacements:
@@ -204,9 +205,9 @@ class _Application:
                 type(self.model).__name__,
                 "an operator's load() left parameters on meta; report it to the operator's author",
             )
-        for module in self.model.modules():
-            if isinstance(module, Operator):
-                module.self_check()
+        for replacement in self.replacements:
+            for operator in replacement.operators:
+                operator.self_check()
 
     def _meter(self, progress: Progress | None) -> None:
         total = sum(expression.stored_bytes for expression in self.weights.bindings.values())

@@ -63,7 +63,8 @@ class Handle:
         if not tiers:
             return None
         parts = self.plan.parts
-        return sum(max(0, self.plan.limits[t] - parts[t]["weights"] - parts[t]["workspace"]) for t in tiers)
+        taken = {tier: sum(size for use, size in parts[tier].items() if use != "kv") for tier in tiers}
+        return sum(max(0, self.plan.limits[tier] - taken[tier]) for tier in tiers)
 
     def rebudget(self, budget: str) -> None:
         """Change the budget of the running model.

@@ -29,25 +29,34 @@ class PhaseSwitch(nn.Module):
     The phase is that of the current step; without one (stock generate), a call of the model with more than one token a
     sequence is a prefill. A module that sees tokens as one row [T, H] cannot tell by itself, so `Phases` watches the
     model's input.
+
+    Operators that keep the stock children (attention) share them: the children stay below the switch under their own
+    names, so that rules, checkpoints and `set_submodule` find them there.
     """
 
     def __init__(self, decode: Operator, prefill: Operator, phases: Phases, devices: PhaseDevices) -> None:
         super().__init__()
-        self.decode = decode
-        self.prefill = prefill
+        self.keeps_children = decode.keeps_children
+        self._operators = (decode, prefill)  # in a tuple: no child modules
         self._phases = phases
         self._devices = devices
+        if self.keeps_children:
+            self._modules = decode._modules = prefill._modules
+            self._parameters, self._buffers = decode._parameters, decode._buffers
+        else:
+            self.decode, self.prefill = decode, prefill
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator of the phase."""
+        decode, prefill = self._operators
         step = current_step()
         phase = step.phase if step is not None else self._phases.phase
         if phase is Phase.DECODE:
-            return self.decode(*args, **kwargs)
+            return decode(*args, **kwargs)
         if self._devices.decode == self._devices.prefill:
-            return self.prefill(*args, **kwargs)
+            return prefill(*args, **kwargs)
         there = self._devices.prefill
-        return moved(self.prefill(*moved(args, there), **moved(kwargs, there)), self._devices.decode)
+        return moved(prefill(*moved(args, there), **moved(kwargs, there)), self._devices.decode)
 
 
 class Phases:

@@ -39,6 +39,8 @@ def add_budget(
     parts: dict[str, dict[str, int]] = {}
     for row in plan.rows:
         parts.setdefault(row.tier, {"weights": 0, "kv": 0, "workspace": 0})["weights"] += row.bytes
+    for tier, uses in plan.parts.items():
+        parts.setdefault(tier, {"weights": 0, "kv": 0, "workspace": 0}).update(uses)
     per_token = kv_token_bytes(model, dtype)
     if per_token is None:
         plan.notes.append("the config does not tell the size of the KV cache; it is counted as 0")
@@ -50,7 +52,7 @@ def add_budget(
     plan.parts = {tier: parts[tier] for tier in TIERS if tier in parts}
     plan.limits = {tier: limit for tier in plan.parts if (limit := _limit(plan, tier, hardware)) is not None}
     faults = [_too_small(plan, tier, limit) for tier, limit in plan.limits.items() if plan.totals[tier] > limit]
-    plan.add_problem(BudgetError, faults)
+    plan.add_problem(BudgetError, faults + _full_cards(plan, hardware))
 
 
 def _attention_shares(model: nn.Module, devices: Mapping[str, torch.device]) -> dict[str, float]:
@@ -74,6 +76,18 @@ def _limit(plan: Plan, tier: str, hardware: Hardware) -> int | None:
     if tier == "vram":
         return sum(gpu.free_bytes for gpu in hardware.gpus) or None
     return None
+
+
+def _full_cards(plan: Plan, hardware: Hardware) -> list[Fault]:
+    """GPUs whose own weights do not fit, however much room the others have."""
+    faults = []
+    for gpu in hardware.gpus:
+        name = f"cuda:{gpu.index}"
+        size = sum(row.bytes for row in plan.rows if row.device in (name, "cuda") and row.tier == "vram")
+        if size > gpu.free_bytes:
+            message = f"{name}: needs {format_bytes(size)} for weights, {format_bytes(gpu.free_bytes)} are free"
+            faults.append(Fault(message, plan.origin, "move modules to another device"))
+    return faults
 
 
 def _too_small(plan: Plan, tier: str, limit: int) -> Fault:

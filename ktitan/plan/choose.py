@@ -57,10 +57,28 @@ class Chooser:
     def check_names(self, rule: Rule) -> None:
         """Note a rule's unknown operators and kwargs, whether or not it hits a module."""
         parts = [rule.replace] if rule.prefill is None else [rule.replace, prefill_replace(rule)]
+        if rule.prefill is not None and KEEP in (part.operator for part in parts):
+            self._note(
+                str(rule.prefill.location),
+                "a stock module that is kept has no phases",
+                "name an operator for both, e.g. the torch one of its kind",
+                "",
+            )
         for replace in parts:
             operator = self._operator(replace)
             if operator is not None:
                 self._config(operator, replace)
+
+    def may_alternate(self, rule: Rule, decode: Choice, prefill: Choice) -> bool:
+        """Whether two operators can stand at one place; notes why not."""
+        keep = (decode.operator.keeps_children, prefill.operator.keeps_children)
+        if keep == (False, False) or (keep == (True, True) and decode.context.device == prefill.context.device):
+            return True
+        names = f"{decode.operator.operator_name} and {prefill.operator.operator_name}"
+        message = f"{names} cannot alternate: one set of children below them cannot serve both"
+        where = str(rule.prefill.location if rule.prefill is not None else rule.location)
+        self._note(where, message, "give phases to the modules below, or one device to both", decode.context.path)
+        return False
 
     def faults(self) -> list[Fault]:
         """All that was noted, each once, with the first module and the number of the others."""

@@ -17,8 +17,9 @@ from ktitan.plan.budget import add_budget
 from ktitan.plan.choose import Chooser, prefill_replace
 from ktitan.plan.devices import device_tier
 from ktitan.plan.hops import find_hops
+from ktitan.plan.mismatch import absent_devices, idle_rules, source_names, unknown_sources
 from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
-from ktitan.plan.visit import Tally, Visit, placed, visit_modules
+from ktitan.plan.visit import Visit, placed, visit_modules
 from ktitan.rules import Location, RuleSet, packaged_folder
 from ktitan.tiers import UNLIMITED, Budget
 from ktitan.weights.binding import WeightMap, bind
@@ -49,6 +50,7 @@ def make_plan(
     device: str | torch.device = "cpu",
     seeds: Mapping[str, torch.device] | None = None,
     context_tokens: int | None = None,
+    keep_original: bool = False,
 ) -> Plan:
     """Decide what every module becomes.
 
@@ -61,25 +63,28 @@ def make_plan(
         device: where modules without a rule compute.
         seeds: devices for whole subtrees that a budget fill chose; rules win over them.
         context_tokens: tokens to keep room for in the KV cache.
+        keep_original: the stock tensors of replaced modules stay in RAM, too.
 
     Returns:
         The plan; what is wrong stands in `plan.problems`, and `plan.check()` raises it.
     """
     default = {"device": str(torch.device(device))}
     visits, tallies = visit_modules(model, rules.rules, default, seeds or {})
-    weights = bind(model, sources, _source_choice(visits)) if sources else None
+    weights = bind(model, sources, _source_choice(visits, source_names(sources))) if sources else None
     tied = weights.tied if weights is not None else dict(getattr(model, "all_tied_weights_keys", None) or {})
     inputs = _Inputs(model, rules, hardware, model_dtype(model), weights, tied)
     plan = Plan(weights=weights, origin=rules.origin, budget=budget)
     plan.add_problem(RuleError, rules.faults)
     _decide(plan, inputs, visits)
-    plan.add_problem(RuleError, _idle_rules(rules, tallies))
-    plan.add_problem(RuleError, _unknown_sources(rules, sources))
+    plan.add_problem(RuleError, idle_rules(rules, tallies, visits))
+    plan.add_problem(RuleError, unknown_sources(rules, sources))
     plan.add_problem(WeightError, weights.faults if weights is not None else [])
-    plan.add_problem(HardwareError, _absent_devices(visits, hardware))
+    plan.add_problem(HardwareError, absent_devices(visits, hardware))
     plan.hops = find_hops(visits)
     plan.rows += [_hop_row(hop.path, model, hop.parent_device, hop.device, hop.returns) for hop in plan.hops]
     devices = {visit.path: torch.device(visit.placement["device"]) for visit in visits}
+    if keep_original and not any(source.kind == "live" for source in sources):
+        plan.parts["ram"] = {"originals": sum(_stock_bytes(d.choice.context.module, d) for d in plan.decisions)}
     add_budget(plan, model, inputs.dtype, hardware, devices, context_tokens)
     if weights is None:
         plan.notes.append("no weights were opened: sizes are those of the config's dtype")
@@ -122,9 +127,15 @@ def _decision(chooser: Chooser, visit: Visit) -> Decision | None:
     if rule.prefill is not None:
         placement = placed(visit.placement, rule.prefill.placement)
         prefill = chooser.choose(prefill_replace(rule), visit.path, visit.module, placement)
-        if prefill is None:
+        if prefill is None or (choice is not None and not chooser.may_alternate(rule, choice, prefill)):
             return None
     return Decision(visit.path, rule, choice, prefill) if choice is not None else None
+
+
+def _stock_bytes(module: nn.Module, decision: Decision) -> int:
+    """Bytes of the stock tensors that a replaced module has itself, or with its children when it takes them over."""
+    recurse = not decision.choice.operator.keeps_children
+    return sum(t.numel() * t.element_size() for t in [*module.parameters(recurse), *module.buffers(recurse)])
 
 
 def _formats_by_module(weights: WeightMap | None, visits: Sequence[Visit]) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -233,9 +244,10 @@ def _check_kept_home(plan: Plan, visit: Visit) -> None:
     )
 
 
-def _source_choice(visits: Sequence[Visit]) -> Callable[[str], str | None]:
-    """For a tensor name, the source that the rule of its module demands."""
-    wanted = {v.path: v.rule.source for v in visits if v.rule is not None and v.rule.source is not None}
+def _source_choice(visits: Sequence[Visit], known: set[str]) -> Callable[[str], str | None]:
+    """For a tensor name, the source that the rule of its module demands; a name that is no source has its own fault."""
+    demands = ((visit.path, visit.rule.source) for visit in visits if visit.rule is not None)
+    wanted = {path: source for path, source in demands if source in known}
 
     def choose(name: str) -> str | None:
         path = name
@@ -246,57 +258,3 @@ def _source_choice(visits: Sequence[Visit]) -> Callable[[str], str | None]:
         return None
 
     return choose
-
-
-def _idle_rules(rules: RuleSet, tallies: Sequence[Tally]) -> list[Fault]:
-    """Rules that decided nothing: they hit no module, or another rule had taken all that they hit."""
-    faults = []
-    for rule, tally in zip(rules.rules, tallies, strict=True):
-        if tally.decided or (rule.optional and not tally.taken):
-            continue
-        where = str(rule.location)
-        if tally.taken:
-            path, by = tally.taken[0]
-            message = f"fully shadowed: all {len(tally.taken)} modules it matches are taken by {by} (first: {path})"
-            faults.append(Fault(message, where, "move it before that rule, or remove it"))
-        else:
-            faults.append(Fault("matches no module", where, "correct the match, or set optional: true"))
-    return faults
-
-
-def _unknown_sources(rules: RuleSet, sources: Sequence[WeightSource]) -> list[Fault]:
-    if not sources:
-        return []
-    names = {source.path for source in sources} | {source.path.rstrip("/").rsplit("/", 1)[-1] for source in sources}
-    return [
-        Fault(
-            f"source {rule.source!r} is not one of the weights given",
-            str(rule.location),
-            f"given: {', '.join(sorted(names))}",
-        )
-        for rule in rules.rules
-        if rule.source is not None and rule.source not in names
-    ]
-
-
-def _absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
-    present = {"cpu", *(f"cuda:{gpu.index}" for gpu in hardware.gpus)}
-    absent: dict[tuple[str, str], str] = {}
-    for visit in visits:
-        placements = [visit.placement]
-        if visit.rule is not None and visit.rule.prefill is not None:
-            placements.append(placed(visit.placement, visit.rule.prefill.placement))
-        where = str(visit.rule.location) if visit.rule is not None else ""
-        for placement in placements:
-            device = torch.device(placement["device"])
-            name = "cuda:0" if str(device) == "cuda" else str(device)
-            if name not in present:
-                absent.setdefault((name, where), visit.path)
-    return [
-        Fault(
-            f"device {name} is not there (asked for {path or 'the model'})",
-            where,
-            f"present: {', '.join(sorted(present))}",
-        )
-        for (name, where), path in absent.items()
-    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +13,7 @@ from torch import nn
 from ktitan.registry import operators
 from ktitan.rules import Rule
 
-__all__ = ["Tally", "Visit", "placed", "visit_modules"]
+__all__ = ["Tally", "Visit", "class_names", "placed", "visit_modules"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class _Walk:
             self.descend(f"{path}.{name}" if path else name, child, path, below)
 
     def _match(self, path: str, module: nn.Module, region: _Region) -> Rule | None:
-        mro = [(kind.__name__, f"{kind.__module__}.{kind.__qualname__}") for kind in type(module).__mro__]
+        mro = class_names(type(module))
         chosen: Rule | None = None
         for rule, tally in zip(self.rules, self.tallies, strict=True):
             if not rule.match.hits(path, mro):
@@ -99,6 +101,22 @@ class _Walk:
         covers = replaces and operator is not None and not operator.keeps_children
         closed = str(rule.location) if covers or not rule.recursive else region.closed_by
         return _Region(placement, closed, path if covers else region.covered_by)
+
+
+@functools.cache
+def class_names(kind: type) -> tuple[tuple[str, str], ...]:
+    """(name, dotted path) of a class and its bases, also by the shorter paths under which packages offer them.
+
+    `torch.nn.modules.linear.Linear` is `torch.nn.Linear` to everybody. Only modules that are loaded are looked at.
+    """
+    names = []
+    for base in kind.__mro__:
+        home = base.__module__.split(".")
+        for length in range(len(home), 0, -1):
+            package = ".".join(home[:length])
+            if length == len(home) or vars(sys.modules.get(package, object)).get(base.__name__) is base:
+                names.append((base.__name__, f"{package}.{base.__qualname__}"))
+    return tuple(names)
 
 
 def visit_modules(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ktitan.errors import PlanError
 from ktitan.hardware import Hardware
 from ktitan.planner.fill import fill
 from ktitan.rules import RuleSet, parse_rules
@@ -27,7 +28,7 @@ def packaged_rules(name: str) -> Path | None:
 
 
 def auto_rules(
-    model: nn.Module, budget: Budget, hardware: Hardware, device: str
+    model: nn.Module, budget: Budget, hardware: Hardware, device: str, context_tokens: int | None = None
 ) -> tuple[RuleSet, dict[str, torch.device]]:
     """The rules for `model`, and the devices of the subtrees that do not fit on `device`.
 
@@ -37,10 +38,11 @@ def auto_rules(
     family = getattr(getattr(model, "config", None), "model_type", "")
     path = packaged_rules(family) if family else None
     generic = packaged_rules(GENERIC)
-    if path is None and generic is None:
-        raise FileNotFoundError("ktitan.injection_rules/auto.yaml is not installed")
-    parsed = parse_rules(path or generic or Path())
-    seeds = fill(model, budget, hardware, torch.device(device))
+    chosen = path or generic
+    if chosen is None:
+        raise PlanError("the packaged rule files are missing", "ktitan.injection_rules", "install ktitan again")
+    parsed = parse_rules(chosen)
+    seeds = fill(model, budget, hardware, torch.device(device), context_tokens)
     how = f"family {family}" if path is not None else f"generic; no file for {family or type(model).__name__}"
     moved = f", {len(seeds)} part{'s' * (len(seeds) > 1)} moved by budget" if seeds else ""
-    return RuleSet(parsed.rules, f"auto: {parsed.origin} ({how}{moved})", parsed.faults), seeds
+    return RuleSet(parsed.rules, f"auto: {Path(parsed.origin).name} ({how}{moved})", parsed.faults), seeds

@@ -17,7 +17,9 @@ __all__ = ["fill"]
 RESERVE_BYTES = 1 << 30
 
 
-def fill(model: nn.Module, budget: Budget, hardware: Hardware, device: torch.device) -> dict[str, torch.device]:
+def fill(
+    model: nn.Module, budget: Budget, hardware: Hardware, device: torch.device, context_tokens: int | None = None
+) -> dict[str, torch.device]:
     """Devices for the subtrees that do not compute on `device`, by path.
 
     Layers without their routed experts are placed in order on the GPUs, then the experts of each layer beside their
@@ -27,7 +29,7 @@ def fill(model: nn.Module, budget: Budget, hardware: Hardware, device: torch.dev
     if device.type == "cpu" or not hardware.gpus:
         return {}
     sizes = compute_module_sizes(model)
-    room = _room(model, budget, hardware)
+    room = _room(model, budget, hardware, context_tokens)
     layers = _layers(model)
     experts = {layer: _experts_below(model, layer) for layer in layers}
     room[device] = room.get(device, 0) - (sizes[""] - sum(sizes[layer] for layer in layers))
@@ -66,10 +68,10 @@ def _first_with(room: dict[torch.device, int], size: int) -> torch.device:
     return torch.device("cpu")
 
 
-def _room(model: nn.Module, budget: Budget, hardware: Hardware) -> dict[torch.device, int]:
+def _room(model: nn.Module, budget: Budget, hardware: Hardware, context_tokens: int | None) -> dict[torch.device, int]:
     """Bytes for weights on each GPU: what is free, within the budget, less KV, workspace and a reserve."""
     dtype = model_dtype(model)
-    other = (kv_token_bytes(model, dtype) or 0) * context_length(model, None) + workspace_bytes(model, dtype)
+    other = (kv_token_bytes(model, dtype) or 0) * context_length(model, context_tokens) + workspace_bytes(model, dtype)
     left = budget.vram_bytes if budget.vram_bytes is not None else sum(gpu.free_bytes for gpu in hardware.gpus)
     room: dict[torch.device, int] = {}
     for number, gpu in enumerate(hardware.gpus):

@@ -251,6 +251,16 @@ class TestBudget:
         short = list(ktitan.stream(model, tokenizer, "a" * 20, max_new_tokens=8, greedy=True, ignore_eos=True))
         assert short
 
+    def test_kept_originals_count(self, tmp_path):
+        stock = save_tiny("llama", tmp_path)
+        size = sum(p.numel() * 4 for p in stock.parameters())
+        plan = ktitan.plan_model(tmp_path, device="cpu", dtype="float32")
+        with pytest.raises(ktitan.BudgetError, match="originals"):
+            ktitan.optimize_and_load(
+                on_meta(tmp_path), "auto", weights=tmp_path, device="cpu", keep_original=True,
+                budget=f"ram={plan.totals['ram'] + size // 2}",
+            )  # fmt: skip
+
 
 class TestPhases:
     """A rule may give prefill another operator."""
@@ -288,6 +298,41 @@ class TestPhases:
         assert row.bytes == stock.lm_head.weight.numel() * (4 + 2)
         model.ktitan.undo()
         assert torch.equal(logits(model), logits(stock))
+
+    @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+    def test_attention_keeps_its_children_under_the_switch(self, tmp_path, family):
+        stock = save_tiny(family, tmp_path)
+        attention = {"class": "attention.torch", "prefill": {"class": "attention.torch", "kwargs": {"absorb": False}}}
+        rules = {
+            "version": 1,
+            "rules": [
+                {"match": {"name": r".*\.self_attn"}, "replace": attention},
+                {"match": {"name": r".*\.o_proj"}, "replace": {"class": "linear.torch"}},
+            ],
+        }
+        model = ktitan.optimize_and_load(on_meta(tmp_path), rules, weights=tmp_path, device="cpu")
+        assert type(model.model.layers[1].self_attn.o_proj).__name__ == "TorchLinear"
+        assert list(model.state_dict()) == list(stock.state_dict())
+        batch = padded_batch()
+        wanted = stock.generate(**batch, max_new_tokens=8, do_sample=False)
+        for one in (model, copy.deepcopy(model)):
+            assert torch.equal(one.generate(**batch, max_new_tokens=8, do_sample=False), wanted)
+        model.ktitan.undo()
+        assert torch.equal(logits(model), logits(stock))
+
+    @pytest.mark.parametrize(
+        ("main", "prefill"), [("keep", "linear.torch"), ("linear.torch", "keep"), ("linear.torch", "attention.torch")]
+    )
+    def test_what_cannot_alternate_is_refused_at_its_line(self, tmp_path, main, prefill):
+        save_tiny("llama", tmp_path)
+        file = tmp_path / "rules.yaml"
+        match = "{name: lm_head}"
+        file.write_text(
+            f"version: 1\nrules:\n  - match: {match}\n    replace:\n      class: {main}\n"
+            f"      prefill: {{class: {prefill}}}\n"
+        )
+        with pytest.raises(ktitan.RuleError, match=r"rules\.yaml:6"):
+            ktitan.optimize_and_load(on_meta(tmp_path), file, weights=tmp_path, device="cpu")
 
     def test_equal_operators_share_their_tensors(self, tmp_path):
         save_tiny("llama", tmp_path)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig
 
 import ktitan.operators  # noqa: F401
 from ktitan.errors import BudgetError, HardwareError, WeightError
@@ -138,6 +138,57 @@ def test_a_machine_that_is_too_small_is_found_without_a_budget():
     plan = plan_of(meta_model("llama"), [rule({"class": "keep"}, name="lm_head")], hardware=machine(ram=1000))
     with pytest.raises(BudgetError, match="this machine allows"):
         plan.check()
+
+
+def test_one_full_card_is_found_however_much_room_the_other_has():
+    hardware = machine(gpus=2)
+    small = Gpu(0, "card", 10_000, 10_000, (9, 0))
+    hardware = Hardware(hardware.cpu, hardware.memory, (small, hardware.gpus[1]))
+    plan = plan_of(meta_model("llama"), [rule({"class": "keep"}, name="lm_head")], hardware=hardware, device="cuda:0")
+    with pytest.raises(BudgetError, match="cuda:0: needs"):
+        plan.check()
+
+
+def test_the_fill_leaves_room_for_the_context_that_was_asked_for():
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(num_hidden_layers=8), dtype=torch.bfloat16)
+    hardware = machine(gpus=1, vram=6 * GIB)
+    for context in (None, 20_000):
+        rules, seeds = auto_rules(model, Budget(), hardware, "cuda:0", context)
+        plan = make_plan(model, rules, hardware=hardware, device="cuda:0", seeds=seeds, context_tokens=context)
+        plan.check()
+        assert bool(seeds) == (context is not None)
+
+
+@pytest.mark.parametrize("name", ["Linear", "torch.nn.Linear", "torch.nn.modules.linear.Linear", "torch.nn.Module"])
+def test_classes_go_by_their_public_names_too(name):
+    plan = plan_of(meta_model("llama"), [rule({"class": "keep"}, **{"class": name}) | {"optional": False}])
+    assert not plan.faults
+
+
+@pytest.mark.parametrize(
+    ("match", "remedy"),
+    [
+        ({"class": "LlamaRMSNrm"}, "LlamaRMSNorm"),
+        ({"class": "torch.nn.Linaer"}, "Linear"),
+        ({"name": r"model\.layers\.\d+\.self_atn"}, "self_attn"),
+        ({"name": "model.embed_token"}, "model.embed_tokens"),
+    ],
+)
+def test_a_rule_without_a_hit_gets_the_nearest_name(match, remedy):
+    plan = plan_of(meta_model("llama"), [rule({"class": "keep"}, **match)])
+    (fault,) = plan.faults
+    assert fault.message == "matches no module" and remedy in fault.remedy
+
+
+def test_an_unknown_source_is_one_fault(tmp_path):
+    save_tiny("mixtral", tmp_path)
+    experts = {"class": "experts.torch", "source": "elsewhere.gguf"}
+    plan = plan_of(
+        on_meta(tmp_path), [rule(experts, **{"class": "MixtralExperts"})], sources=[open_safetensors(tmp_path)]
+    )
+    (fault,) = plan.faults
+    assert "elsewhere.gguf" in fault.message and tmp_path.name in fault.remedy
 
 
 def test_absent_device():

@@ -1,0 +1,95 @@
+"""What is wrong with rules once they have met a model: no hit, fully shadowed, unknown sources, absent devices."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+import torch
+
+from ktitan.errors import Fault
+from ktitan.hardware import Hardware
+from ktitan.plan.visit import Tally, Visit, placed
+from ktitan.rules import Rule, RuleSet
+from ktitan.weights.source import WeightSource
+
+__all__ = ["absent_devices", "idle_rules", "source_names", "unknown_sources"]
+
+
+def source_names(sources: Sequence[WeightSource]) -> set[str]:
+    """What a rule may call a source: its path, or the last part of it."""
+    return {source.path for source in sources} | {source.path.rstrip("/").rsplit("/", 1)[-1] for source in sources}
+
+
+def idle_rules(rules: RuleSet, tallies: Sequence[Tally], visits: Sequence[Visit]) -> list[Fault]:
+    """Rules that decided nothing: they hit no module, or another rule had taken all that they hit."""
+    faults = []
+    for rule, tally in zip(rules.rules, tallies, strict=True):
+        if tally.decided or (rule.optional and not tally.taken):
+            continue
+        where = str(rule.location)
+        if tally.taken:
+            path, by = tally.taken[0]
+            message = f"fully shadowed: all {len(tally.taken)} modules it matches are taken by {by} (first: {path})"
+            faults.append(Fault(message, where, "move it before that rule, or remove it"))
+        else:
+            faults.append(Fault("matches no module", where, f"{_near_miss(rule, visits)}or set optional: true"))
+    return faults
+
+
+def _near_miss(rule: Rule, visits: Sequence[Visit]) -> str:
+    """What the rule may have meant: the nearest class of the model, or the path most like its name pattern."""
+    if rule.match.cls is not None:
+        short = rule.match.cls.rpartition(".")[2]
+        classes = {type(visit.module).__name__ for visit in visits}
+        close = difflib.get_close_matches(short, classes, n=1, cutoff=0.5)
+        if close and close[0] != short:
+            return f"the model has class {close[0]!r}; "
+    if rule.match.name is not None:
+        # Escapes and digit classes stripped, a pattern reads like the path it was written for.
+        plain = re.sub(r"\\d\+?|\[[^]]*\]\+?", "0", rule.match.name.pattern).replace("\\", "").replace(".*", "")
+        close = difflib.get_close_matches(plain, [visit.path for visit in visits], n=1, cutoff=0.5)
+        if close:
+            return f"the nearest path is {close[0]!r} (a name must match the whole path); "
+    return "correct the match, "
+
+
+def unknown_sources(rules: RuleSet, sources: Sequence[WeightSource]) -> list[Fault]:
+    """Rules that name a source which was not given."""
+    if not sources:
+        return []
+    names = source_names(sources)
+    return [
+        Fault(
+            f"source {rule.source!r} is not one of the weights given",
+            str(rule.location),
+            f"given: {', '.join(sorted(names))}",
+        )
+        for rule in rules.rules
+        if rule.source is not None and rule.source not in names
+    ]
+
+
+def absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
+    """Devices that rules ask for and the machine lacks, each once with the first module."""
+    present = {"cpu", *(f"cuda:{gpu.index}" for gpu in hardware.gpus)}
+    absent: dict[tuple[str, str], str] = {}
+    for visit in visits:
+        placements = [visit.placement]
+        if visit.rule is not None and visit.rule.prefill is not None:
+            placements.append(placed(visit.placement, visit.rule.prefill.placement))
+        where = str(visit.rule.location) if visit.rule is not None else ""
+        for placement in placements:
+            device = torch.device(placement["device"])
+            name = "cuda:0" if str(device) == "cuda" else str(device)
+            if name not in present:
+                absent.setdefault((name, where), visit.path)
+    return [
+        Fault(
+            f"device {name} is not there (asked for {path or 'the model'})",
+            where,
+            f"present: {', '.join(sorted(present))}",
+        )
+        for (name, where), path in absent.items()
+    ]
