@@ -12,16 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV3Config,
-    GenerationConfig,
-    LlamaConfig,
-    MixtralConfig,
-    PretrainedConfig,
-)
+from transformers import DeepseekV2Config, DeepseekV3Config, GenerationConfig, PretrainedConfig
 
 from ktitan.errors import FormatError, UnsupportedError
+from ktitan.weights.gguf_grouped import USE_FOLDER, gemma3, llama, qwen2, qwen2_moe, qwen3, qwen3_moe
 from ktitan.weights.gguf_metadata import GgufKeys, token_id
 from ktitan.weights.gguf_rope import rope_parameters
 from ktitan.weights.gguf_source import GgufSource
@@ -30,11 +24,11 @@ __all__ = ["FAMILIES", "Family", "config_from_gguf", "generation_config_from_ggu
 
 logger = logging.getLogger("ktitan.weights.gguf")
 
-USE_FOLDER = "give the model's HuggingFace folder for its config, and this file for the weights"
 SOFTMAX, SIGMOID = 1, 2
 CONTROL = 3
 # Marks that end a turn; one counts when it is a control token that the file's own chat template writes.
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
+END_OF_QWEN = ("<|im_end|>", "<|endoftext|>")
 
 # config attribute -> key, for whole numbers of at least 1 that every file must have
 SIZES = {
@@ -54,19 +48,21 @@ class Family:
         values: from the metadata to the config class and the values that only this family has.
         sizes: config attribute -> key of a required whole number, besides `SIZES`.
         refused: key -> why the model classes cannot follow it, when the file has it with a value other than 0.
+        ends: control tokens that end an answer in this family whatever the chat template says.
     """
 
     values: Callable[[GgufKeys], tuple[type[PretrainedConfig], dict[str, Any]]]
     sizes: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    ends: tuple[str, ...] = ()
 
 
 def config_from_gguf(source: GgufSource) -> PretrainedConfig:
     """The config of the stock class that computes what the file describes; its dtype is left to the caller.
 
-    Architecture "llama" gives Llama, or Mixtral when there are experts. "deepseek2" covers DeepSeek V2 and V3; what
-    sets their classes apart is the router: sigmoid scores (`expert_gating_func` 2) with a selection bias are V3's,
-    softmax is V2's. A file without that key means softmax, as in llama.cpp.
+    Architecture "llama" gives Llama, or Mixtral when there are experts; "gemma3" gives its text model. "deepseek2"
+    covers DeepSeek V2 and V3; what sets their classes apart is the router: sigmoid scores (`expert_gating_func` 2)
+    with a selection bias are V3's, softmax is V2's. A file without that key means softmax, as in llama.cpp.
 
     Raises:
         UnsupportedError: the architecture is unknown, or the file asks for what the class cannot compute.
@@ -83,10 +79,10 @@ def config_from_gguf(source: GgufSource) -> PretrainedConfig:
     for key, why in family.refused.items():
         if keys.has(key) and keys.number(key) != 0:
             raise UnsupportedError(f"{source.architecture}.{key}: {why}", source.path, USE_FOLDER)
+    common = _common(keys, {**SIZES, **family.sizes})
     cls, special = family.values(keys)
-    values = {**_common(keys, {**SIZES, **family.sizes}), **special}
     try:
-        config = cls(**values)
+        config = cls(**common, **special)
     except (StrictDataclassError, ValueError, KeyError) as error:
         raise FormatError(f"the metadata makes no {cls.__name__}: {error}", source.path, USE_FOLDER) from error
     config.architectures = [cls.__name__.replace("Config", "ForCausalLM")]
@@ -98,7 +94,7 @@ def generation_config_from_gguf(source: GgufSource, config: PretrainedConfig) ->
     """Start, end and padding ids; the end ids are those of text, turn and message, each once."""
     vocabulary = config.vocab_size
     named = [token_id(source.metadata, name, vocabulary) for name in ("eos", "eot", "eom")]
-    ends = list(dict.fromkeys(one for one in [*named, *_template_ends(source)] if one is not None))
+    ends = list(dict.fromkeys(one for one in [*named, *_marked_ends(source)] if one is not None))
     return GenerationConfig(
         bos_token_id=config.bos_token_id,
         pad_token_id=config.pad_token_id,
@@ -106,15 +102,15 @@ def generation_config_from_gguf(source: GgufSource, config: PretrainedConfig) ->
     )
 
 
-def _template_ends(source: GgufSource) -> list[int]:
-    """Control tokens that end a turn in the chat template; older files have no `eot_token_id`."""
+def _marked_ends(source: GgufSource) -> list[int]:
+    """Control tokens that end an answer: the family's, and those of the chat template (old files name no others)."""
     template = source.metadata.get("tokenizer.chat_template")
-    if not isinstance(template, str):
-        return []
+    written = template if isinstance(template, str) else ""
+    family = FAMILIES.get(source.architecture)
+    marks = {*(mark for mark in END_OF_TURN if mark in written), *(family.ends if family else ())}
     keys = GgufKeys(source)
     tokens = keys.items("tokenizer.ggml.tokens", str, required=False)
     types = keys.items("tokenizer.ggml.token_type", int, required=False)
-    marks = [mark for mark in END_OF_TURN if mark in template]
     return [
         index
         for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
@@ -145,34 +141,6 @@ def _check_blocks(source: GgufSource, stated: int) -> None:
         raise FormatError(
             f"the metadata says {stated} blocks, there are tensors for {found}", source.path, "convert the model again"
         )
-
-
-def _llama(keys: GgufKeys) -> tuple[type[PretrainedConfig], dict[str, Any]]:
-    heads = keys.integer("attention.head_count")
-    shared = keys.integer("attention.head_count_kv", heads)
-    head = keys.integer("attention.key_length", max(1, keys.integer("embedding_length") // heads))
-    rotary = keys.integer("rope.dimension_count", head)
-    if keys.integer("attention.value_length", head) != head or rotary != head:
-        raise UnsupportedError("keys, values and rotary part of a head differ in size", keys.source.path, USE_FOLDER)
-    if heads % shared:
-        raise FormatError(f"{heads} heads cannot share {shared} key heads", keys.source.path, "convert the model again")
-    values = {
-        "num_key_value_heads": shared,
-        "head_dim": head,
-        "rope_parameters": rope_parameters(keys, head),
-    }
-    if keys.integer("expert_count", 0, minimum=0):
-        experts = {
-            "num_local_experts": keys.integer("expert_count"),
-            "num_experts_per_tok": keys.integer("expert_used_count"),
-            "sliding_window": None,
-        }
-        return MixtralConfig, {**values, **experts}
-    biases = {
-        "attention_bias": "blk.0.attn_q.bias" in keys.source.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in keys.source.tensors,
-    }
-    return LlamaConfig, {**values, **biases}
 
 
 def _deepseek(keys: GgufKeys) -> tuple[type[PretrainedConfig], dict[str, Any]]:
@@ -231,7 +199,16 @@ def _softmax_router(keys: GgufKeys, values: dict[str, Any]) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(_llama),
+    "llama": Family(llama),
+    "qwen2": Family(qwen2, ends=END_OF_QWEN),
+    "qwen2moe": Family(qwen2_moe, ends=END_OF_QWEN),
+    "qwen3": Family(qwen3, ends=END_OF_QWEN),
+    "qwen3moe": Family(qwen3_moe, ends=END_OF_QWEN),
+    "gemma3": Family(
+        gemma3,
+        ends=("<end_of_turn>",),
+        refused={"attn_logit_softcapping": "llama.cpp does not cap the attention scores of Gemma 3"},
+    ),
     "deepseek2": Family(
         _deepseek,
         sizes={

@@ -35,6 +35,10 @@ class GgufKeys:
         """Whether the file has the key."""
         return self._full(key) in self.source.metadata
 
+    def is_list(self, key: str) -> bool:
+        """Whether the file has the key, with a list."""
+        return isinstance(self._value(key, None), list)
+
     def integer(self, key: str, default: int | _Required = REQUIRED, minimum: int = 1) -> int:
         """A whole number; a list with one entry a layer counts when all entries agree.
 

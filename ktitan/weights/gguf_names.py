@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError
-from ktitan.weights.expression import Concat, Converted, Expression, Reordered, Reshaped, Stack, Stored
+from ktitan.weights.expression import Concat, Converted, Expression, Reordered, Reshaped, Shifted, Stack, Stored
 from ktitan.weights.gguf_metadata import GgufKeys
 from ktitan.weights.gguf_rope import ROPE_FACTORS, rope_factors
 from ktitan.weights.gguf_source import GgufSource
@@ -236,12 +236,23 @@ def _selection_bias(names: _Names, match: re.Match[str], shape: Shape) -> Expres
     return names.find(f"{match['module']}.e_score_correction", ".bias")
 
 
+def _norm_minus_one(names: _Names, match: re.Match[str], shape: Shape) -> Expression | None:
+    """A norm whose factor is 1 + weight in the module (Gemma); the file holds the whole factor."""
+    stored = names.find(match["module"], ".weight")
+    return None if stored is None else Shifted(stored, -1.0)
+
+
 _EXPERTS = ((r"(?P<module>.+\.experts)\.gate_up_proj", _gate_up), (r"(?P<module>.+\.experts)\.down_proj", _down))
 _TIED = ((re.escape(HEAD), _head),)
 _ROTARY = r"(?P<module>.+\.self_attn\.(?P<role>[qk])_proj)(?P<suffix>\.(weight|bias))"
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(("llama", "mistral", "mixtral"), (*_TIED, (_ROTARY, _rotary_rows), *_EXPERTS)),
+    "qwen2": Family(("qwen2",), _TIED),
+    "qwen2moe": Family(("qwen2_moe",), (*_TIED, *_EXPERTS)),
+    "qwen3": Family(("qwen3",), _TIED),
+    "qwen3moe": Family(("qwen3_moe",), (*_TIED, *_EXPERTS)),
+    "gemma3": Family(("gemma3_text",), (*_TIED, (r"(?P<module>.*norm)\.weight", _norm_minus_one))),
     "deepseek2": Family(
         ("deepseek_v2", "deepseek_v3"),
         (

@@ -93,7 +93,7 @@ def common_metadata(config):
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.freq_base": float(config.rope_parameters.get("rope_theta", 0.0)),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.padding_token_id": 0,
@@ -110,6 +110,61 @@ def llama_metadata(config):
     if config.model_type == "mixtral":
         metadata |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
     return metadata
+
+
+def qwen_metadata(config):
+    """Qwen 2, 2.5 and 3; only configs with a head size of their own get one written."""
+    metadata = common_metadata(config) | {"attention.head_count_kv": config.num_key_value_heads}
+    head = getattr(config, "head_dim", None)
+    if head is not None:
+        metadata |= {"attention.key_length": head, "attention.value_length": head}
+    if config.model_type.endswith("_moe"):
+        metadata |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }
+    if config.model_type == "qwen2_moe":
+        metadata["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    return metadata
+
+
+def gemma_metadata(config):
+    """Neither the windowed layers, nor their rotary base, nor the scale of queries are written."""
+    whole = config.rope_parameters["full_attention"]
+    metadata = common_metadata(config) | {
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.freq_base": float(whole["rope_theta"]),
+    }
+    if config.sliding_window is not None:
+        metadata["attention.sliding_window"] = config.sliding_window
+    if whole["rope_type"] == "linear":
+        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": whole["factor"]}
+    if config.final_logit_softcapping:
+        metadata["final_logit_softcapping"] = config.final_logit_softcapping
+    return metadata
+
+
+ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "gemma3_text": "gemma3",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
+
+
+def describe(config, split=True):
+    """Architecture and metadata of a config's file."""
+    architecture = ARCHITECTURES.get(config.model_type, "llama")
+    if architecture == "deepseek2":
+        return architecture, deepseek_metadata(config, split)
+    make = {"gemma3": gemma_metadata, "llama": llama_metadata}.get(architecture, qwen_metadata)
+    return architecture, make(config)
 
 
 def deepseek_metadata(config, split=True):
@@ -152,6 +207,8 @@ PLAIN = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
@@ -162,9 +219,17 @@ PLAIN = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+GEMMA_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -177,6 +242,8 @@ def gguf_tensors(model, split=True, single_experts=False):
     """The model's tensors as llama.cpp's converter would write them."""
     config, tensors = model.config, {}
     for name, tensor in model.state_dict().items():
+        if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
+            tensor = tensor + 1
         if name in OUTER:
             tensors[OUTER[name]] = tensor
             continue
@@ -194,13 +261,17 @@ def layer_tensors(config, rest, tensor, split, single_experts):
     if module == "self_attn.q_proj":
         return {f"attn_q.{suffix}": interleaved(tensor, config.num_attention_heads) if llama else tensor}
     if module == "self_attn.k_proj":
-        return {f"attn_k.{suffix}": interleaved(tensor, config.num_key_value_heads)}
+        return {f"attn_k.{suffix}": interleaved(tensor, config.num_key_value_heads) if llama else tensor}
     if module == "self_attn.kv_b_proj":
         return split_kv_b(config, tensor) if split else {"attn_kv_b.weight": tensor}
     if rest == "mlp.gate.e_score_correction_bias":
         return {"exp_probs_b.bias": tensor}
     if module == "mlp.experts":
         return expert_tensors(suffix, tensor, single_experts)
+    if module == "mlp.shared_expert_gate":
+        return {"ffn_gate_inp_shexp.weight": tensor.squeeze(0)}
+    if config.model_type == "gemma3_text" and module in GEMMA_NORMS:
+        return {f"{GEMMA_NORMS[module]}.{suffix}": tensor}
     return {f"{PLAIN[module]}.{suffix}": tensor}
 
 
@@ -230,7 +301,7 @@ def expert_tensors(suffix, tensor, single):
 
 
 def random_model(config, seed=0):
-    """A stock model with random weights (norms and biases too) in float32."""
+    """A stock model with random weights (norms and biases too) in float32; + 1 is exact for those of norms."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -239,6 +310,8 @@ def random_model(config, seed=0):
         for name, tensor in model.state_dict().items():
             mean = 1.0 if "norm" in name else 0.0
             tensor.copy_(mean + torch.randn_like(tensor) * (0.1 if tensor.dim() == 1 else 0.2))
+            if "norm" in name:
+                tensor.copy_((tensor * 1024).round() / 1024)
     return model
 
 
@@ -260,6 +333,8 @@ def model_from_gguf(source, config=None):
     model.load_state_dict(filled, strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
+    if config.model_type == "gemma3_text":
+        model.model.embed_tokens.embed_scale = torch.tensor(model.model.embed_tokens.scalar_embed_scale)
     return model
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from gguf_files import (
-    deepseek_metadata,
+    describe,
     gguf_tensors,
     llama_metadata,
     logits,
@@ -13,7 +13,17 @@ from gguf_files import (
     random_model,
     write_model,
 )
-from transformers import DeepseekV2Config, DeepseekV3Config, LlamaConfig, MixtralConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from ktitan.errors import FormatError, UnsupportedError
 from ktitan.weights.gguf_config import config_from_gguf, generation_config_from_gguf
@@ -64,12 +74,40 @@ def deepseek_v3(**changes):
     return DeepseekV3Config(**SIZES | MLA | values | changes)
 
 
+def qwen2(**changes):
+    return Qwen2Config(**SIZES | {"num_key_value_heads": 2} | changes)
+
+
+def qwen2_moe(**changes):
+    values = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return Qwen2MoeConfig(
+        **SIZES | values | {"num_key_value_heads": 2, "shared_expert_intermediate_size": 40} | changes
+    )
+
+
+def qwen3(**changes):
+    return Qwen3Config(**SIZES | {"num_key_value_heads": 2, "head_dim": 24} | changes)
+
+
+def qwen3_moe(**changes):
+    values = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    return Qwen3MoeConfig(**SIZES | values | {"num_key_value_heads": 2, "head_dim": 24} | changes)
+
+
+def gemma3(**changes):
+    values = {"num_key_value_heads": 2, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 5}
+    return Gemma3TextConfig(**SIZES | values | {"num_hidden_layers": 7} | changes)
+
+
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
 def write(folder, config, extra=(), drop=(), **options):
     """The GGUF file of a random model with `config`; metadata changed by `extra` and `drop`."""
-    if "deepseek" in config.model_type:
-        architecture, metadata = "deepseek2", deepseek_metadata(config, options.get("split", True))
-    else:
-        architecture, metadata = "llama", llama_metadata(config)
+    architecture, metadata = describe(config, options.get("split", True))
     metadata = {key: value for key, value in {**metadata, **dict(extra)}.items() if key not in drop}
     model = random_model(config)
     return model, write_model(folder / "model.gguf", architecture, metadata, gguf_tensors(model, **options))
@@ -98,12 +136,23 @@ def comparable(config):
         deepseek_v2(q_lora_rank=32, n_group=4, topk_group=2, topk_method="group_limited_greedy"),
         deepseek_v3(),
         deepseek_v3(norm_topk_prob=False, q_lora_rank=None),
+        qwen2(),
+        qwen2(head_dim=24),
+        qwen2(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}, tie_word_embeddings=True),
+        qwen2_moe(),
+        qwen2_moe(qkv_bias=False),
+        qwen3(),
+        qwen3(attention_bias=True),
+        qwen3_moe(),
+        gemma3(),
+        gemma3(rope_parameters=GEMMA_ROPE, final_logit_softcapping=30.0),
+        gemma3(tie_word_embeddings=False, attention_bias=True),
     ],
     ids=lambda config: config.model_type,
 )
 def test_the_config_comes_back(tmp_path, config, split):
     extra = {}
-    if config.rope_parameters["rope_type"] == "linear":
+    if config.rope_parameters.get("rope_type") == "linear":
         extra = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
     found = read(tmp_path, config, extra, split=split)
     assert type(found) is type(config)
@@ -128,7 +177,7 @@ def test_a_value_a_layer_is_one_value_when_all_agree(tmp_path):
 
 def test_unknown_architecture(tmp_path):
     path = write_model(tmp_path / "m.gguf", "mamba", {}, {"token_embd.weight": torch.ones(4, 4)})
-    with pytest.raises(UnsupportedError, match=r"'mamba'.*known: deepseek2, llama"):
+    with pytest.raises(UnsupportedError, match=r"'mamba'.*known: deepseek2, gemma3, llama"):
         config_from_gguf(open_gguf(path))
 
 
@@ -142,6 +191,11 @@ def test_unknown_architecture(tmp_path):
         (llama(), {"attention.head_count_kv": 3}, (), FormatError, "cannot share"),
         (llama(), {"rope.dimension_count": 8}, (), UnsupportedError, "differ in size"),
         (llama(), {"rope.scaling.type": "longrope"}, (), UnsupportedError, "'longrope'"),
+        (qwen3_moe(), {}, ("expert_count",), FormatError, "lacks 'qwen3moe.expert_count'"),
+        (gemma3(), {}, ("rope.freq_base",), FormatError, "lacks 'gemma3.rope.freq_base'"),
+        (gemma3(), {"block_count": 2**31}, (), FormatError, "2147483648 blocks, there are tensors for 7"),
+        (gemma3(), {"attn_logit_softcapping": 50.0}, (), UnsupportedError, "does not cap"),
+        (gemma3(), {"attention.sliding_window_pattern": [True, False]}, (), FormatError, "2 entries for 7 layers"),
         (deepseek_v3(), {"expert_gating_func": 4}, (), UnsupportedError, "expert_gating_func 4"),
         (deepseek_v3(), {}, ("expert_gating_func",), UnsupportedError, "exp_probs_b.bias"),
         (deepseek_v2(), {"expert_weights_norm": True}, (), UnsupportedError, "normalised weights"),
@@ -159,6 +213,40 @@ def test_a_group_count_that_is_absent_is_one_group_and_is_said(tmp_path, caplog)
     found = read(tmp_path, deepseek_v3(), drop=("expert_group_count", "expert_group_used_count"))
     assert (found.n_group, found.topk_group) == (1, 1)
     assert "grouped" in caplog.text
+
+
+@pytest.mark.parametrize("make", [qwen2_moe, qwen3_moe])
+def test_expert_sizes_that_a_file_does_not_state(tmp_path, make):
+    drop = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+    found = read(tmp_path, make(moe_intermediate_size=48), drop=drop)
+    assert found.moe_intermediate_size == 48
+    assert getattr(found, "shared_expert_intermediate_size", 96) == 96
+
+
+@pytest.mark.parametrize(
+    ("extra", "drop", "window", "whole"),
+    [
+        ({}, (), 5, [5]),
+        ({"attention.sliding_window_pattern": 3}, (), 5, [2, 5]),
+        ({"attention.sliding_window_pattern": [True, False, True, True, False, False, True]}, (), 5, [1, 4, 5]),
+        ({}, ("attention.sliding_window",), None, list(range(7))),
+    ],
+    ids=["usual period", "period", "list", "no window"],
+)
+def test_windowed_layers(tmp_path, extra, drop, window, whole):
+    found = read(tmp_path, gemma3(), extra, drop)
+    assert found.sliding_window == window
+    assert [layer for layer, kind in enumerate(found.layer_types) if kind == "full_attention"] == whole
+
+
+def test_the_largest_gemma_scales_queries_by_its_width(tmp_path):
+    assert read(tmp_path, gemma3(num_hidden_layers=62)).query_pre_attn_scalar == 64 // 4
+
+
+def test_rotary_bases_of_gemma(tmp_path):
+    found = read(tmp_path, gemma3(rope_parameters=GEMMA_ROPE), {"rope.freq_base_swa": 2e4})
+    assert found.rope_parameters["full_attention"] == GEMMA_ROPE["full_attention"]
+    assert found.rope_parameters["sliding_attention"] == {"rope_type": "default", "rope_theta": 2e4}
 
 
 # -- rotary scaling ----------------------------------------------------------------------------------------------------
@@ -294,3 +382,16 @@ def test_a_turn_end_that_the_template_writes_counts(tmp_path):
     path = write_model(tmp_path / "m.gguf", "llama", metadata, gguf_tensors(random_model(config)), tokens=tokens)
     source = open_gguf(path)
     assert generation_config_from_gguf(source, config_from_gguf(source)).eos_token_id == [2, 62]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"), [(qwen2, [2, 61, 63]), (qwen3_moe, [2, 61, 63]), (gemma3, [2, 62]), (llama, 2)]
+)
+def test_a_family_s_own_ends_count_without_a_template(tmp_path, make, expected):
+    tokens = [f"<{number}>" for number in range(61)] + ["<|endoftext|>", "<end_of_turn>", "<|im_end|>"]
+    config = make()
+    architecture, metadata = describe(config)
+    metadata |= {"tokenizer.ggml.token_type": [1] * 61 + [3] * 3}
+    path = write_model(tmp_path / "m.gguf", architecture, metadata, gguf_tensors(random_model(config)), tokens=tokens)
+    source = open_gguf(path)
+    assert generation_config_from_gguf(source, config_from_gguf(source)).eos_token_id == expected

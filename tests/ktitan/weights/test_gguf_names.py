@@ -4,9 +4,9 @@ import pytest
 import torch
 from gguf_files import (
     deepseek_metadata,
+    describe,
     gguf_tensors,
     interleaved,
-    llama_metadata,
     logits,
     model_from_gguf,
     random_model,
@@ -17,11 +17,16 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MixtralConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
+import ktitan
 from ktitan.errors import UnsupportedError
 from ktitan.weights.gguf_config import config_from_gguf
 from ktitan.weights.gguf_names import gguf_bindings
@@ -47,11 +52,27 @@ MLA = {
     "first_k_dense_replace": 1,
 }
 GQA = {"num_key_value_heads": 2, "head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GEMMA = {
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 5,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES | GQA),
     "llama with biases": LlamaConfig(**SIZES | GQA, attention_bias=True, mlp_bias=True),
     "llama tied": LlamaConfig(**SIZES | GQA, tie_word_embeddings=True),
     "mixtral": MixtralConfig(**SIZES | GQA, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2),
+    "qwen2 tied": Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2 moe": Qwen2MoeConfig(**SIZES | EXPERTS, num_key_value_heads=2, shared_expert_intermediate_size=32),
+    "qwen3": Qwen3Config(**SIZES | GQA),
+    "qwen3 moe": Qwen3MoeConfig(**SIZES | GQA | EXPERTS, norm_topk_prob=True),
+    "gemma3": Gemma3TextConfig(**SIZES | GQA | GEMMA),
     "deepseek v2 lite": DeepseekV2Config(**SIZES | MLA, q_lora_rank=None, n_group=1, topk_group=1),
     "deepseek v2": DeepseekV2Config(
         **SIZES | MLA, q_lora_rank=32, n_group=4, topk_group=2, topk_method="group_limited_greedy"
@@ -62,10 +83,7 @@ CONFIGS = {
 
 def save(folder, model, kind="f32", extra=None, drop=(), **layout):
     config = model.config
-    if "deepseek" in config.model_type:
-        architecture, metadata = "deepseek2", deepseek_metadata(config, layout.get("split", True))
-    else:
-        architecture, metadata = "llama", llama_metadata(config)
+    architecture, metadata = describe(config, layout.get("split", True))
     tensors = {name: one for name, one in gguf_tensors(model, **layout).items() if name not in drop}
     return write_model(folder / "model.gguf", architecture, metadata, {**tensors, **(extra or {})}, kind)
 
@@ -89,8 +107,17 @@ def test_float32_weights_and_logits_are_exact(tmp_path, case):
     assert torch.equal(logits(model), logits(reference))
 
 
+@pytest.mark.parametrize("case", ["qwen2", "qwen2 moe", "qwen3 moe", "gemma3"])
+def test_operators_take_what_the_file_holds(tmp_path, case):
+    reference = random_model(CONFIGS[case])
+    path = save(tmp_path, reference)
+    model = ktitan.optimize_and_load(bare_model(config_from_gguf(open_gguf(path))), "auto", weights=path, device="cpu")
+    assert {"attention.torch", "norm.torch", "linear.torch"} <= {row.operator for row in model.ktitan.plan.rows}
+    torch.testing.assert_close(logits(model), logits(reference), atol=1e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("case", ["llama", "mixtral", "deepseek v3"])
+@pytest.mark.parametrize("case", ["llama", "mixtral", "qwen2 moe", "deepseek v3"])
 def test_quantised_weights_are_those_of_the_file(tmp_path, case, kind):
     reference = random_model(CONFIGS[case])
     bindings, surplus = bind(save(tmp_path, reference, kind), reference.config)
@@ -99,7 +126,7 @@ def test_quantised_weights_are_those_of_the_file(tmp_path, case, kind):
         found = bindings[name].dense(torch.float32)
         if "kv_b_proj" in name and kind != "f16":  # its keys were quantised transposed
             assert (found - tensor).abs().max() < 0.2
-        elif name.endswith("mlp.gate.weight"):
+        elif name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
             assert torch.equal(found, tensor)
         else:
             assert torch.equal(found, rounded(tensor, kind)), name
@@ -132,7 +159,27 @@ def test_rows_of_k_come_back(tmp_path, kind):
     assert bindings[name].dense(torch.float32)[:, 0].argsort().tolist() == list(range(8))
 
 
-@pytest.mark.parametrize("case", ["mixtral", "deepseek v2", "deepseek v3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_one_in_norms_of_gemma_is_taken_away_once(tmp_path, dtype):
+    reference = random_model(CONFIGS["gemma3"])
+    norms = [name for name in reference.state_dict() if name.endswith("norm.weight")]
+    for name in norms:
+        reference.state_dict()[name].zero_()
+    reference.model.norm.weight.data.fill_(2**-12)  # would be lost if 1 were added in bfloat16
+    source = open_gguf(save(tmp_path, reference))
+    bindings, _ = gguf_bindings(bare_model(CONFIGS["gemma3"]), source)
+    assert len(norms) == 7 * 6 + 1
+    for name in norms:
+        expected = 2**-12 if name == "model.norm.weight" else 0
+        assert torch.equal(
+            bindings[name].dense(dtype), torch.full(reference.state_dict()[name].shape, expected, dtype=dtype)
+        )
+    stored = torch.empty(16)
+    source.read_into("blk.3.attn_k_norm.weight", stored)
+    assert torch.equal(stored, torch.ones(16))
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3 moe", "deepseek v2", "deepseek v3"])
 def test_one_tensor_an_expert(tmp_path, case):
     reference = random_model(CONFIGS[case])
     source = open_gguf(save(tmp_path, reference, single_experts=True))
