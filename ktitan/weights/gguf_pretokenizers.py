@@ -57,6 +57,12 @@ _QWEN35 = f"{_CLITICS}|{_BEFORE_WORD}" + r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\
 _TEKKEN = "|".join(_CASED) + r"|\p{N}|" + _SLASH_TAIL
 _GPT4O = "|".join(f"{part}{_CLITICS}?" for part in _CASED) + r"|\p{N}{1,3}|" + _SLASH_TAIL
 
+# Kimi K2 (tiktoken): Chinese characters are pieces of their own, so that no cased word takes them in.
+_KIMI_WORD = f"{_BEFORE_WORD}[{_UPPER}&&[^\\p{{Han}}]]", f"[{_LOWER}&&[^\\p{{Han}}]]"
+_KIMI_K2 = (
+    r"\p{Han}+|" + f"{'*'.join(_KIMI_WORD)}+{_CLITICS}?|{'+'.join(_KIMI_WORD)}*{_CLITICS}?|" + r"\p{N}{1,3}|" + _TAIL
+)
+
 _HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 # DeepSeek LLM's own list of cased letters; it is no Unicode class (some small Armenian and Georgian letters lack).
@@ -100,6 +106,8 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"): PreTokenizer((_GPT4O,)),
     ("deepseek-llm",): PreTokenizer((r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", rf"\s?{_MARKS}", r"\s+$", _HAN, r"\p{N}")),
     ("deepseek-coder",): PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    # tiktoken takes a piece that is a token as a whole.
+    ("kimi-k2",): PreTokenizer((_KIMI_K2,), ignore_merges=True),
     ("deepseek-v3",): PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _DEEPSEEK3_WORDS)),
 }
 

@@ -52,11 +52,22 @@ DEEPSEEK_V3 = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
     "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
+# The model's own pattern has set intersections, [...&&[^\\p{Han}]]; the same with a look-ahead for every character.
+KIMI_UPPER, KIMI_LOWER = (
+    f"(?:(?!\\p{{Han}})[{kinds}\\p{{Lm}}\\p{{Lo}}\\p{{M}}])" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}")
+)
+KIMI = (
+    r"[\p{Han}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}*{KIMI_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}+{KIMI_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 REFERENCES = {
     "gpt-2": (byte_level(), None),
     "smollm": (byte_level([pre_tokenizers.Digits(individual_digits=True)]), None),
     "llama-bpe": (isolated(LLAMA3), None),
     "qwen2": (isolated(LLAMA3.replace("{1,3}", "")), normalizers.NFC()),
+    "kimi-k2": (isolated(KIMI), None),
     "deepseek-v3": (isolated(*DEEPSEEK_V3), None),
     "deepseek-coder": (isolated(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"), None),
 }
@@ -115,6 +126,20 @@ def test_pieces_are_those_of_the_reference(pre):
     for text in TEXTS:
         expected = REFERENCES[pre][0].pre_tokenize_str(text)
         assert PRETOKENIZERS[pre].splitter().pre_tokenize_str(text) == expected, text
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("中文English混合", ["中文", "English", "混合"]),
+        ("北京市 Pascal", ["北京市", " Pascal"]),
+        ("camelCaseWORDs don'T 12345", ["camel", "Case", "WORDs", " don'T", " ", "123", "45"]),
+        ("かな漢字カナ!\n", ["かな", "漢字", "カナ", "!\n"]),
+    ],
+)
+def test_kimi_keeps_chinese_apart(text, pieces):
+    found = PRETOKENIZERS["kimi-k2"].splitter().pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in found] == pieces
 
 
 @pytest.mark.parametrize(("pre", "whole"), [("gpt-2", False), ("llama-bpe", True)])
