@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -67,6 +68,9 @@ class Registry(Generic[T]):
         self._entries.pop(name, None)
 
 
+# What a plan asks of an operator's class.
+_PARTS = ("Config", "supports", "from_module", "load", "forward", "keeps_children", "memory")
+
 operators: Registry[type[Operator]] = Registry("operator")
 
 
@@ -76,9 +80,19 @@ def register_operator(name: str) -> Callable[[OperatorT], OperatorT]:
     Users call it from their own script before `optimize_and_load`, or pass the script as `--plugin`.
     """
 
+    if not isinstance(name, str) or "." not in name:
+        raise PlanError(f"{name!r} is not an operator's name", remedy='write "<kind>.<name>", e.g. "mlp.fused"')
+
     def enter(cls: OperatorT) -> OperatorT:
-        cls.operator_name = name
+        missing = [part for part in _PARTS if not hasattr(cls, part)]
+        if missing:
+            raise PlanError(
+                f"{cls!r} is no operator: it lacks {', '.join(missing)}", name, "derive it from ktitan.Operator"
+            )
+        if not dataclasses.is_dataclass(cls.Config):
+            raise PlanError("its Config is no dataclass", name, "make it a frozen dataclass over ktitan.OperatorConfig")
         operators.add(name, cls)
+        cls.operator_name = name
         return cls
 
     return enter

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,6 +30,18 @@ __all__ = ["attach_generation_config", "build_model", "build_tokenizer", "choose
 
 logger = logging.getLogger(__name__)
 
+# What transformers raises for a config.json that is not one: it validates little, and late.
+_CONFIG_FAULTS = (
+    StrictDataclassError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ZeroDivisionError,
+    RuntimeError,
+)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,9 +59,9 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
         return config_from_gguf(source)
     try:
         config = AutoConfig.from_pretrained(files.home)
-    except (ValueError, KeyError, OSError) as error:
+    except _CONFIG_FAULTS as error:
         raise UnsupportedError(
-            f"its config cannot be used: {error}",
+            f"its config cannot be used: {type(error).__name__}: {error}",
             str(files.home / "config.json"),
             "update transformers, or check the file",
         ) from error
@@ -82,9 +95,10 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except ValueError as error:
+    except _CONFIG_FAULTS as error:
         kind = getattr(config, "model_type", type(config).__name__)
-        raise UnsupportedError(f"no causal language model for it: {error}", kind, "check model_type") from error
+        message = f"transformers builds no causal language model from its config: {type(error).__name__}: {error}"
+        raise UnsupportedError(message, kind, "check model_type and the sizes in config.json") from error
 
 
 def choose_dtype(

@@ -12,7 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ktitan.api.build import attach_generation_config, build_tokenizer
+from ktitan.api.locate import is_hub_id, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
+from ktitan.errors import UnsupportedError
 from ktitan.inject import apply_plan, refuse_injected
 from ktitan.plan import Plan
 from ktitan.tiers import Budget
@@ -61,8 +63,10 @@ def optimize_and_load(
         FormatError, IoError: a file is broken; the model is as it was.
         UnsupportedError: injected already, or something this version cannot do.
     """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(f"{type(model).__name__} is not a module", "model", "give a transformers model")
     refuse_injected(model)
-    sources = open_sources(weights, model)
+    sources = open_sources(_local(weights, model), model)
     plan = plan_injection(
         model, rules, sources, budget=budget, device=device, quant=quant, context=context, keep_original=keep_original
     )
@@ -114,6 +118,15 @@ def load(
     attach_generation_config(ready.model, ready.files.home, ready.sources)
     model: Any = ready.model
     return model, tokenizer
+
+
+def _local(weights: Weights, model: nn.Module) -> Weights:
+    """`weights` with hub ids found in, or brought to, the local cache; also the id that the config was loaded from."""
+    if weights is None and all(parameter.is_meta for parameter in model.parameters()):
+        weights = getattr(getattr(model, "config", None), "_name_or_path", "") or None
+    if isinstance(weights, str) and weights and not Path(weights).exists() and is_hub_id(weights):
+        return locate(weights).weights[0]
+    return weights
 
 
 def _carry_out(model: nn.Module, plan: Plan, keep_original: bool, progress: Progress | None) -> None:

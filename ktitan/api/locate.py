@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ktitan.errors import WeightError
 
-__all__ = ["ModelFiles", "locate"]
+__all__ = ["ModelFiles", "is_hub_id", "locate"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]
@@ -69,9 +69,14 @@ def _paths(value: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...]:
     return tuple(map(Path, [value] if isinstance(value, str | Path) else value))
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form org/name."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
 def _from_hub(name: str, weights: bool) -> Path:
     """Download a hub id, or find it in huggingface_hub's cache."""
-    if not _HUB_ID.fullmatch(name):
+    if not is_hub_id(name):
         raise WeightError("no such file or folder", name, "give a folder, a .gguf file, a hub id (org/name), or demo")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

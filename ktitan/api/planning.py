@@ -13,9 +13,10 @@ from torch import nn
 import ktitan.operators  # noqa: F401  fills the registry
 from ktitan.api.build import build_model, choose_dtype, is_packed, read_config
 from ktitan.api.locate import ModelFiles, locate
-from ktitan.errors import UnsupportedError, WeightError
+from ktitan.errors import PlanError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
 from ktitan.plan import Plan, make_plan
+from ktitan.plan.devices import whole_name
 from ktitan.planner import auto_rules, packaged_rules
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
@@ -54,7 +55,7 @@ def prepare(
     files = locate(model, gguf_path, download_weights=need_weights)
     sources = _open(files, need_weights)
     hardware = detect()
-    place = device or default_device(hardware)
+    place = whole_name(default_device(hardware) if device is None else device)
     config = read_config(files, sources)
     if is_packed(config) and files.overrides:
         # A GGUF beside a packed checkpoint stands for it whole: the two do not mix.
@@ -113,7 +114,9 @@ def plan_injection(
         raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
     hardware = hardware or detect()
     limits = parse_budget(budget)
-    place = device or default_device(hardware)
+    place = whole_name(default_device(hardware) if device is None else device)
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
+        raise PlanError(f"context={context!r} is not a number of tokens", "context", "give a whole number from 1 on")
     seeds: dict[str, torch.device] = {}
     if isinstance(rules, str) and rules == "auto":
         parsed, seeds = auto_rules(model, limits, hardware, place, context)
@@ -129,6 +132,7 @@ def plan_injection(
         seeds=seeds,
         context_tokens=context,
         keep_original=keep_original,
+        lenient=isinstance(rules, str) and rules == "auto",
     )
 
 

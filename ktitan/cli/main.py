@@ -40,3 +40,7 @@ def root(
 def main() -> None:
     """Entry point of the `ktitan` command; exits with 0, 2 for the user's error, 1 for a fault."""
     app(prog_name="ktitan")
+
+
+if __name__ == "__main__":
+    main()

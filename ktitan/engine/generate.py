@@ -9,7 +9,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,13 +144,13 @@ def generate_tokens(
     for name, value in (("max_new_tokens", max_new_tokens), ("chunk_tokens", chunk_tokens)):
         if not isinstance(value, int) or value < 1:
             raise UnsupportedError(f"{name} must be a whole number >= 1, not {value!r}")
+    cached = 0 if cache is None else int(cache.get_seq_length())  # a running state has no length to ask for
     cache = new_cache(model) if cache is None else cache
-    cached = int(cache.get_seq_length())
     if cached >= prompt.shape[1]:
         raise UnsupportedError(f"the cache holds {cached} tokens, but the prompt has only {prompt.shape[1]}")
     room = _room(model, prompt.shape[1])
     stats = GenerationStats() if stats is None else stats
-    decoder = _Decoder(model, cache, Sampler(sampling or Sampling(greedy=True), prompt[0].tolist()), stats)
+    decoder = _Decoder(model, cache, cached, Sampler(sampling or Sampling(greedy=True), prompt[0].tolist()), stats)
     chunk = prompt.shape[1] if getattr(model, "_is_stateful", False) else chunk_tokens
     ends = frozenset() if ignore_eos else frozenset(eos_ids)
     limit, limit_reason = (max_new_tokens, "length") if max_new_tokens <= room else (room, "context")
@@ -180,14 +180,17 @@ def _tokens(
 class _Decoder:
     """Runs the model over one sequence and times it."""
 
-    def __init__(self, model: Any, cache: Any, sampler: Sampler, stats: GenerationStats) -> None:
+    def __init__(self, model: Any, cache: Any, seen: int, sampler: Sampler, stats: GenerationStats) -> None:
         self.stats = stats
         self._model = model
         self._sampler = sampler
         self._cache = cache
+        self._seen = seen
         self._device = model.device
         self._arguments = {cache_keyword(model): cache, "use_cache": True}
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        takes = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in takes
+        if "logits_to_keep" in takes:
             self._arguments["logits_to_keep"] = 1
 
     def prefill(self, chunks: Sequence[torch.Tensor]) -> int:
@@ -213,10 +216,14 @@ class _Decoder:
     @torch.inference_mode()
     def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Logits [1, V] that follow the last of `input_ids` [1, T]; the step's pages are reserved before it runs."""
-        if not isinstance(self._cache, KtitanCache):
-            return self._model(input_ids=input_ids, **self._arguments).logits[:, -1, :]
-        with step(self._cache.step_context(input_ids.shape[1])):
-            return self._model(input_ids=input_ids, **self._arguments).logits[:, -1, :]
+        tokens = input_ids.shape[1]
+        arguments = dict(self._arguments)
+        if self._takes_positions:  # as stock generate does; some models compute otherwise without them
+            arguments["position_ids"] = torch.arange(self._seen, self._seen + tokens, device=self._device)[None]
+        self._seen += tokens
+        paged = isinstance(self._cache, KtitanCache)
+        with step(self._cache.step_context(tokens)) if paged else nullcontext():
+            return self._model(input_ids=input_ids, **arguments).logits[:, -1, :]
 
 
 def _prompt_row(input_ids: torch.Tensor | Sequence[int]) -> torch.Tensor:
@@ -310,7 +317,7 @@ def stream(
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Stop strings as a tuple; none of them may be empty, since that is found everywhere."""
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
     if any(not isinstance(text, str) or not text for text in stops):
         raise UnsupportedError(f"stop strings must be non-empty text, not {stop!r}")
     return stops

@@ -106,11 +106,11 @@ class _Application:
         replacements = self.replacements = [self._build(decision) for decision in self.plan.decisions]
         live = _is_live(self.weights)
         originals = self._originals(replacements) if keep_original and not live else None
+        fill_temporary_buffers(self.model, self.plan.devices, self.journal)
+        kept = self._kept_dtypes()
         for replacement in replacements:
             self._put(replacement)
-        device_of = {id(self.model.get_submodule(path)): device for path, device in self.plan.devices.items()}
-        fill_temporary_buffers(self.model, device_of, self.journal)
-        self._load_kept()
+        self._load_kept(kept)
         for replacement in replacements:
             self._load(replacement)
         self._tie()
@@ -127,7 +127,7 @@ class _Application:
     def _build(self, decision: Decision) -> _Replacement:
         """Operators without data; the model is not touched yet."""
         stock = self.model.get_submodule(decision.path)
-        dtypes = stock_dtypes(stock, own_only=decision.choice.operator.keeps_children)
+        dtypes = stock_dtypes(self.model, decision.path, stock, own_only=decision.choice.operator.keeps_children)
         made = [_from_module(stock, choice) for choice in (decision.choice, decision.prefill) if choice is not None]
         return _Replacement(decision, stock, dtypes, tuple(made))
 
@@ -141,10 +141,17 @@ class _Application:
             self.switches += 1
         self.journal.replace(replacement.decision.path, module)
 
-    def _load_kept(self) -> None:
+    def _kept_dtypes(self) -> dict[str, dict[str, torch.dtype]]:
+        """Dtypes of the kept modules by path, while the model's first parameter still tells its dtype."""
+        return {
+            path: stock_dtypes(self.model, path, self.model.get_submodule(path), own_only=True)
+            for path in self.plan.devices
+        }
+
+    def _load_kept(self, dtypes: dict[str, dict[str, torch.dtype]]) -> None:
+        own = _is_live(self.weights)
         for path, device in self.plan.devices.items():
-            module = self.model.get_submodule(path)
-            fill_module(module, self._view(path, stock_dtypes(module, own_only=True)), device, self.journal)
+            fill_module(self.model.get_submodule(path), self._view(path, dtypes[path]), device, self.journal, own)
 
     def _load(self, replacement: _Replacement) -> None:
         view = self._view(replacement.decision.path, replacement.dtypes)
@@ -184,7 +191,8 @@ class _Application:
         for hop in self.plan.hops:
             add_hop(self.model.get_submodule(hop.path), hop, self.journal)
         if self.switches:
-            self.journal.add_hook(self.phases.watch(self.model))
+            for hook in self.phases.watch(self.model):
+                self.journal.add_hook(hook)
         self.journal.set_training(False)
         for parameter in self.model.parameters():
             if parameter.requires_grad:

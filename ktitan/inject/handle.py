@@ -136,7 +136,7 @@ class Handle:
         """The stock tensors of one replaced module, by relative name."""
         operator = self._model.get_submodule(path)
         own_only = bool(getattr(operator, "keeps_children", False))
-        dtypes = stock_dtypes(stock, own_only)
+        dtypes = stock_dtypes(self._model, path, stock, own_only)
         real = {name: t for name, t in stock.state_dict(keep_vars=True).items() if name in dtypes and not t.is_meta}
         missing = [name for name in dtypes if name not in real]
         if not missing:
@@ -156,6 +156,7 @@ class Handle:
         """
         tables: list[dict[str, Any]] = [self._model.get_submodule(path)._parameters for path in self.plan.devices]
         tables += [module._buffers for module in self._model.modules()]
+        tables += [module._buffers for _, stock in self._replaced for module in stock.modules()]
         return [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
 
     def _tie(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ktitan.context import Phase, current_step
 from ktitan.inject.hops import moved
@@ -60,17 +62,29 @@ class PhaseSwitch(nn.Module):
 
 
 class Phases:
-    """Tells the phase of a forward pass of the whole model from the shape of its input."""
+    """Tells the phase of a forward pass from the shape of the model's input, apart for each thread and task."""
 
     def __init__(self) -> None:
-        self.phase = Phase.DECODE
+        self._phase: ContextVar[Phase] = ContextVar("ktitan_phase", default=Phase.DECODE)
 
-    def watch(self, model: nn.Module) -> torch.utils.hooks.RemovableHandle:
-        """Look at every call of `model` before it runs."""
-        return model.register_forward_pre_hook(self._look, with_kwargs=True)
+    @property
+    def phase(self) -> Phase:
+        """The phase of the pass that runs here."""
+        return self._phase.get()
+
+    def watch(self, model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+        """Look at every call of `model`, and of the models inside it that may be called alone, before it runs."""
+        watched = [model, *(m for m in model.modules() if m is not model and isinstance(m, PreTrainedModel))]
+        return [one.register_forward_pre_hook(self._look, with_kwargs=True) for one in watched]
 
     def _look(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         tokens = ids if ids is not None else kwargs.get("inputs_embeds")
         if isinstance(tokens, torch.Tensor) and tokens.dim() >= 2:
-            self.phase = Phase.PREFILL if tokens.shape[1] > 1 else Phase.DECODE
+            self._phase.set(Phase.PREFILL if tokens.shape[1] > 1 else Phase.DECODE)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Phases:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Phases, ())  # context variables cannot be pickled, and hold nothing between passes

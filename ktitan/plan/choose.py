@@ -28,11 +28,17 @@ class Chooser:
     """
 
     def __init__(
-        self, hardware: Hardware, dtype: torch.dtype, formats: Mapping[str, Mapping[str, tuple[str, ...]]]
+        self,
+        hardware: Hardware,
+        dtype: torch.dtype,
+        formats: Mapping[str, Mapping[str, tuple[str, ...]]],
+        lenient: bool = False,
     ) -> None:
         self.hardware = hardware
         self.dtype = dtype
         self.formats = formats
+        self.lenient = lenient
+        self._refused: dict[str, list[str]] = {}
         self._configs: dict[tuple[str, str, str], Any] = {}
         self._faults: dict[tuple[str, str, str], list[str]] = {}
 
@@ -50,6 +56,9 @@ class Chooser:
         reason = operator.supports(context, config)
         if reason is not None:
             message = f"{replace.operator} cannot replace {type(module).__name__}: {reason}"
+            if self.lenient:
+                self._refused.setdefault(message, []).append(path)
+                return None
             self._note(str(replace.location), message, 'narrow the match, or use "keep"', path)
             return None
         return Choice(operator, config, context)
@@ -79,6 +88,12 @@ class Chooser:
         where = str(rule.prefill.location if rule.prefill is not None else rule.location)
         self._note(where, message, "give phases to the modules below, or one device to both", decode.context.path)
         return False
+
+    def refusals(self) -> list[str]:
+        """What stays stock under lenient rules, each reason once with the number of modules."""
+        return [
+            f"kept stock, {len(paths)} x: {message} (first: {paths[0]})" for message, paths in self._refused.items()
+        ]
 
     def faults(self) -> list[Fault]:
         """All that was noted, each once, with the first module and the number of the others."""

@@ -15,9 +15,9 @@ from ktitan.hardware import Hardware
 from ktitan.operator import MemoryNeed
 from ktitan.plan.budget import add_budget
 from ktitan.plan.choose import Chooser, prefill_replace
-from ktitan.plan.devices import device_tier
+from ktitan.plan.devices import device_tier, whole_name
 from ktitan.plan.hops import find_hops
-from ktitan.plan.mismatch import absent_devices, idle_rules, source_names, unknown_sources
+from ktitan.plan.mismatch import absent_devices, idle_rules, shared_modules, source_names, unknown_sources
 from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
 from ktitan.plan.visit import Visit, placed, visit_modules
 from ktitan.rules import Location, RuleSet, packaged_folder
@@ -38,6 +38,7 @@ class _Inputs:
     dtype: torch.dtype
     weights: WeightMap | None
     tied: Mapping[str, str] = field(default_factory=dict)
+    lenient: bool = False
 
 
 def make_plan(
@@ -51,6 +52,7 @@ def make_plan(
     seeds: Mapping[str, torch.device] | None = None,
     context_tokens: int | None = None,
     keep_original: bool = False,
+    lenient: bool = False,
 ) -> Plan:
     """Decide what every module becomes.
 
@@ -64,19 +66,23 @@ def make_plan(
         seeds: devices for whole subtrees that a budget fill chose; rules win over them.
         context_tokens: tokens to keep room for in the KV cache.
         keep_original: the stock tensors of replaced modules stay in RAM, too.
+        lenient: the user did not write these rules: what an operator refuses stays stock with a note, and a rule
+            without a hit is no fault.
 
     Returns:
         The plan; what is wrong stands in `plan.problems`, and `plan.check()` raises it.
     """
-    default = {"device": str(torch.device(device))}
-    visits, tallies = visit_modules(model, rules.rules, default, seeds or {})
+    default = {"device": whole_name(device)}
+    visits, tallies, aliases = visit_modules(model, rules.rules, default, seeds or {})
     weights = bind(model, sources, _source_choice(visits, source_names(sources))) if sources else None
     tied = weights.tied if weights is not None else dict(getattr(model, "all_tied_weights_keys", None) or {})
-    inputs = _Inputs(model, rules, hardware, model_dtype(model), weights, tied)
+    inputs = _Inputs(model, rules, hardware, model_dtype(model), weights, tied, lenient)
     plan = Plan(weights=weights, origin=rules.origin, budget=budget)
     plan.add_problem(RuleError, rules.faults)
     _decide(plan, inputs, visits)
-    plan.add_problem(RuleError, idle_rules(rules, tallies, visits))
+    decided = {decision.path: str(decision.rule.location) for decision in plan.decisions}
+    plan.add_problem(RuleError, shared_modules(aliases, decided))
+    plan.add_problem(RuleError, [] if lenient else idle_rules(rules, tallies, visits))
     plan.add_problem(RuleError, unknown_sources(rules, sources))
     plan.add_problem(WeightError, weights.faults if weights is not None else [])
     plan.add_problem(HardwareError, absent_devices(visits, hardware))
@@ -100,14 +106,19 @@ def model_dtype(model: nn.Module) -> torch.dtype:
 
 def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
     """Fill decisions, devices and rows."""
-    chooser = Chooser(inputs.hardware, inputs.dtype, _formats_by_module(inputs.weights, visits))
+    formats = _formats_by_module(inputs.weights, visits)
+    chooser = Chooser(inputs.hardware, inputs.dtype, formats, inputs.lenient)
+    stock_again: set[str] = set()  # what an operator refused under lenient rules, with all that it would have taken
     for rule in inputs.rules.rules:
         chooser.check_names(rule)
     for visit in visits:
-        if visit.covered_by:
+        if visit.covered_by and visit.covered_by not in stock_again:
             continue
         replaced = visit.rule is not None and visit.rule.replace.operator != "keep"
         decision = _decision(chooser, visit) if replaced else None
+        if replaced and decision is None and inputs.lenient:
+            stock_again.add(visit.path)
+            replaced = False
         if decision is not None:
             plan.decisions.append(decision)
             plan.rows.append(_replaced_row(inputs, visit, decision))
@@ -115,7 +126,10 @@ def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
             _check_kept_home(plan, visit)
             plan.devices[visit.path] = torch.device(visit.placement["device"])
             plan.rows.append(_kept_row(inputs, visit))
+        elif not replaced and visit.module._non_persistent_buffers_set:
+            plan.devices[visit.path] = torch.device(visit.placement["device"])  # rotary tables and the like
     plan.add_problem(RuleError, chooser.faults())
+    plan.notes += chooser.refusals()
 
 
 def _decision(chooser: Chooser, visit: Visit) -> Decision | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Mapping, Sequence
 
 from ktitan.errors import Fault
 from ktitan.hardware import Hardware
@@ -14,7 +12,7 @@ from ktitan.plan.visit import Tally, Visit, placed
 from ktitan.rules import Rule, RuleSet
 from ktitan.weights.source import WeightSource
 
-__all__ = ["absent_devices", "idle_rules", "source_names", "unknown_sources"]
+__all__ = ["absent_devices", "idle_rules", "shared_modules", "source_names", "unknown_sources"]
 
 
 def source_names(sources: Sequence[WeightSource]) -> set[str]:
@@ -71,6 +69,16 @@ def unknown_sources(rules: RuleSet, sources: Sequence[WeightSource]) -> list[Fau
     ]
 
 
+def shared_modules(aliases: Sequence[tuple[str, str]], decided: Mapping[str, str]) -> list[Fault]:
+    """Modules under two paths that a rule would replace under the first only; `decided` gives the rule by path."""
+    return [
+        Fault(f"{first} and {second} are one module, which would be replaced under the first path only", decided[first],
+              "exclude it with not:, or give the model a module of its own for each path")
+        for second, first in aliases
+        if first in decided
+    ]  # fmt: skip
+
+
 def absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
     """Devices that rules ask for and the machine lacks, each once with the first module."""
     present = {"cpu", *(f"cuda:{gpu.index}" for gpu in hardware.gpus)}
@@ -81,8 +89,7 @@ def absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
             placements.append(placed(visit.placement, visit.rule.prefill.placement))
         where = str(visit.rule.location) if visit.rule is not None else ""
         for placement in placements:
-            device = torch.device(placement["device"])
-            name = "cuda:0" if str(device) == "cuda" else str(device)
+            name = placement["device"]
             if name not in present:
                 absent.setdefault((name, where), visit.path)
     return [

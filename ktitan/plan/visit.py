@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ktitan.plan.devices import whole_name
 from ktitan.registry import operators
 from ktitan.rules import Rule
 
@@ -60,12 +61,14 @@ class _Walk:
         self.seeds = seeds
         self.tallies = [Tally() for _ in rules]
         self.visits: list[Visit] = []
-        self._seen: set[int] = set()
+        self.aliases: list[tuple[str, str]] = []
+        self._seen: dict[int, str] = {}
 
     def descend(self, path: str, module: nn.Module, parent: str, region: _Region) -> None:
         if id(module) in self._seen:
+            self.aliases.append((path, self._seen[id(module)]))
             return
-        self._seen.add(id(module))
+        self._seen[id(module)] = path
         rule = self._match(path, module, region) if path else None
         placement = dict(region.placement)
         if path in self.seeds:
@@ -121,8 +124,8 @@ def class_names(kind: type) -> tuple[tuple[str, str], ...]:
 
 def visit_modules(
     model: nn.Module, rules: Sequence[Rule], default: Mapping[str, str], seeds: Mapping[str, torch.device]
-) -> tuple[list[Visit], list[Tally]]:
-    """Every module, parents first, and a tally for each rule.
+) -> tuple[list[Visit], list[Tally], list[tuple[str, str]]]:
+    """Every module once, parents first; a tally for each rule; and (second path, first path) of modules with two paths.
 
     Args:
         model: the tree.
@@ -132,10 +135,10 @@ def visit_modules(
     """
     walk = _Walk(rules, seeds)
     walk.descend("", model, "", _Region(dict(default)))
-    return walk.visits, walk.tallies
+    return walk.visits, walk.tallies, walk.aliases
 
 
 def placed(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """A rule's placement over the inherited one; a new device voids an inherited home, which belonged to the old."""
     base = {} if "device" in own else dict(inherited)
-    return {**base, **own}
+    return {**base, **own, **({"device": whole_name(own["device"])} if "device" in own else {})}

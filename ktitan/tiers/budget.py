@@ -64,6 +64,8 @@ def parse_budget(value: str | Budget | None) -> Budget:
     """
     if value is None or isinstance(value, Budget):
         return value or UNLIMITED
+    if not isinstance(value, str):
+        raise BudgetError(f"{value!r} is not a budget", "budget", 'write for example "vram=22GiB,ram=96GiB"')
     known = {field.name.removesuffix("_bytes") for field in fields(Budget)}
     limits: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in value.split(","))):

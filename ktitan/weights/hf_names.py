@@ -164,13 +164,15 @@ def _reader(part: Stored) -> Any:
 
 
 def _not_ignored(model: nn.Module, keys: Iterable[str]) -> list[str]:
-    """Keys that the model's class, or the layers beyond its last (multi-token prediction), do not explain."""
+    """Keys that neither the model's class nor its layers for multi-token prediction explain."""
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []]
-    layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    config = getattr(model, "config", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    predictors = getattr(config, "num_nextn_predict_layers", 0) or 0
     kept = []
     for key in keys:
         index = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
-        beyond = layers is not None and index is not None and int(index.group(1)) >= layers
+        beyond = layers is not None and index is not None and 0 <= int(index.group(1)) - layers < predictors
         rotary = key.endswith("rotary_emb.inv_freq")  # old checkpoints stored what is now computed
         if not beyond and not rotary and not any(pattern.search(key) for pattern in patterns):
             kept.append(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -26,7 +26,7 @@ def open_sources(weights: Weights, model: nn.Module) -> list[WeightSource]:
         FormatError: a file is broken.
     """
     if weights is not None:
-        paths: Iterable[str | Path] = [weights] if isinstance(weights, str | Path) else weights
+        paths = list(weights) if isinstance(weights, Sequence) and not isinstance(weights, str) else [weights]
         return [open_source(path) for path in paths]
     if any(tensor.device.type != "meta" for tensor in model.parameters()):
         return [LiveSource(model)]
@@ -47,7 +47,11 @@ def open_source(path: str | Path) -> WeightSource:
         WeightError: the path does not exist or holds no weights.
         FormatError: a file is broken.
     """
+    if not isinstance(path, str | Path) or not str(path):
+        raise WeightError(f"{path!r} is not a path", "weights", "give a folder, a .safetensors or a .gguf file")
     path = Path(path)
+    if path.name.endswith(".index.json"):
+        path = path.parent
     if not path.exists():
         raise WeightError("no such file or folder", str(path), "check the path")
     if path.suffix == ".gguf":
