@@ -27,8 +27,8 @@ __all__ = ["GenerationStats", "cache_keyword", "end_ids", "generate_tokens", "ne
 
 log = logging.getLogger("ktitan.engine.generate")
 
-# The KV argument of a model's forward: the first since transformers 5.24, the second before.
-CACHE_KEYWORDS = ("cache", "past_key_values")
+# The KV argument of a model's forward: the first since transformers 5.24, the second before, the third for Mamba then.
+CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
 
 
 @dataclass

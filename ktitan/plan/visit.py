@@ -77,8 +77,9 @@ class _Walk:
             placement = placed(placement, rule.replace.placement)
         self.visits.append(Visit(path, module, rule, placement, parent, region.covered_by))
         below = self._region_below(path, rule, placement, region)
-        for name, child in module.named_children():
-            self.descend(f"{path}.{name}" if path else name, child, path, below)
+        for name, child in module._modules.items():  # named_children() would hide the second name of a shared child
+            if child is not None:
+                self.descend(f"{path}.{name}" if path else name, child, path, below)
 
     def _match(self, path: str, module: nn.Module, region: _Region) -> Rule | None:
         mro = class_names(type(module))
