@@ -342,6 +342,20 @@ def test_yarn_has_two_corrections(tmp_path, case, make):
     assert torch.equal(logits(model, 3, positions), logits(reference, 3, positions))
 
 
+@pytest.mark.parametrize("make", [qwen2, qwen3_moe])
+def test_yarn_of_qwen_has_one(tmp_path, make):
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+    keys = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+    reference, path = write(
+        tmp_path, make(rope_parameters=yarn), {f"rope.scaling.{key}": value for key, value in keys.items()}
+    )
+    model = model_from_gguf(open_gguf(path))
+    assert comparable(model.config) == comparable(reference.config)
+    assert model.model.rotary_emb.attention_scaling == pytest.approx(1 + 0.1 * math.log(4))
+    positions = torch.tensor([[0, 1, 200]])
+    assert torch.equal(logits(model, 3, positions), logits(reference, 3, positions))
+
+
 @pytest.mark.parametrize(
     ("config", "more", "usual"),
     [(llama(), {}, 1 + 0.1 * math.log(16)), (deepseek_v3(), {"yarn_log_multiplier": 0.1}, 1.0)],
