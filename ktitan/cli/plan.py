@@ -11,25 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from ktitan.errors import IoError
-from ktitan.local_chat.command import MODEL_HELP
-from ktitan.local_chat.terminal import budget_text
+from ktitan.local_chat.arguments import Budget, Context, Device, GgufPath, Model, Plugin, Ram, Rules, Vram, budget_text
+from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["plan", "write_atomically"]
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
-    rules: Annotated[
-        str, typer.Option("--rules", "--optimize-config-path", help="Rule file, name of a packaged one, or auto.")
-    ] = "auto",
-    gguf_path: Annotated[
-        str | None, typer.Option(help="GGUF weights for a folder that holds config and tokenizer.")
-    ] = None,
-    budget: Annotated[str | None, typer.Option(help="Most bytes per tier, e.g. vram=22GiB,ram=96GiB.")] = None,
-    vram: Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")] = None,
-    ram: Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens that the KV cache has room for.")] = None,
+    model: Model,
+    rules: Rules = "auto",
+    gguf_path: GgufPath = None,
+    budget: Budget = None,
+    vram: Vram = None,
+    ram: Ram = None,
+    device: Device = None,
+    context: Context = None,
+    plugin: Plugin = None,
     json: Annotated[bool, typer.Option("--json", help="The whole plan as one JSON object.")] = False,
     write: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the plan as a rule file that can be edited.")
@@ -41,6 +38,7 @@ def plan(
     """
     from ktitan.api import plan_model, to_rules
 
+    import_plugin(plugin)
     limits = budget_text(budget, vram, ram)
     made = plan_model(model, rules, gguf_path=gguf_path, budget=limits, device=device, context=context)
     if json:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ktitan.local_chat.command import MODEL_HELP
-from ktitan.local_chat.terminal import budget_text
+from ktitan.local_chat.arguments import Budget, Context, Device, GgufPath, Model, Plugin, Ram, Vram, budget_text
+from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["rules"]
 
@@ -23,21 +23,22 @@ def group() -> None:
 @rules.command("check")
 def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Rule file, or the name of a packaged one.")],
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
-    gguf_path: Annotated[
-        str | None, typer.Option(help="GGUF weights for a folder that holds config and tokenizer.")
-    ] = None,
-    budget: Annotated[str | None, typer.Option(help="Most bytes per tier, e.g. vram=22GiB,ram=96GiB.")] = None,
-    vram: Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")] = None,
-    ram: Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")] = None,
+    model: Model,
+    gguf_path: GgufPath = None,
+    budget: Budget = None,
+    vram: Vram = None,
+    ram: Ram = None,
+    device: Device = None,
+    context: Context = None,
+    plugin: Plugin = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object with file, replaced, and faults.")] = False,
 ) -> None:
     """Hold FILE against MODEL: every fault with its file and line on stderr and exit code 2, or what is replaced."""
     from ktitan.api import plan_model
 
+    import_plugin(plugin)
     limits = budget_text(budget, vram, ram)
-    plan = plan_model(model, file, gguf_path=gguf_path, budget=limits, device=device)
+    plan = plan_model(model, file, gguf_path=gguf_path, budget=limits, device=device, context=context)
     if json:
         report = {"file": file, "replaced": len(plan.decisions), "faults": plan.to_json()["faults"]}
         typer.echo(json_format.dumps(report, indent=2, ensure_ascii=False))

@@ -9,12 +9,22 @@ from typing import Annotated
 
 import typer
 
-from ktitan.local_chat.options import ChatOptions, import_plugin, read_prompt
-from ktitan.local_chat.terminal import budget_text
+from ktitan.local_chat.arguments import (
+    MODEL_HELP,
+    Budget,
+    Context,
+    Device,
+    GgufPath,
+    Plugin,
+    Ram,
+    Rules,
+    Vram,
+    budget_text,
+)
+from ktitan.local_chat.options import ChatOptions, read_prompt
+from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["chat"]
-
-MODEL_HELP = "Directory, .gguf file, hub id (org/name), or demo."
 
 
 class Dtype(str, Enum):
@@ -29,12 +39,8 @@ class Dtype(str, Enum):
 def chat(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
     model_path: Annotated[str | None, typer.Option("--model-path", "--model", "-m", help="MODEL as an option.")] = None,
-    gguf_path: Annotated[
-        str | None, typer.Option(help="GGUF weights for a folder that holds config and tokenizer.")
-    ] = None,
-    rules: Annotated[
-        str, typer.Option("--rules", "--optimize-config-path", help="Rule file, name of a packaged one, or auto.")
-    ] = "auto",
+    gguf_path: GgufPath = None,
+    rules: Rules = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 1000,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this and leave.")] = None,
@@ -51,13 +57,13 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end mark.")] = False,
-    vram: Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")] = None,
-    ram: Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")] = None,
+    budget: Budget = None,
+    vram: Vram = None,
+    ram: Ram = None,
+    device: Device = None,
+    context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
-    plugin: Annotated[
-        str | None, typer.Option(help="Python file or module to import first; it may register operators.")
-    ] = None,
+    plugin: Plugin = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text on stderr.")] = False,
 ) -> None:
     """Chat with MODEL in the terminal, or answer one prompt (-p, --prompt-file, or text from a pipe).
@@ -69,11 +75,12 @@ def chat(
     if prompt is not None and prompt_file is not None:
         raise typer.BadParameter("give --prompt or --prompt-file, not both")
     loading = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
+    room = {"budget": budget_text(budget, vram, ram), "context": context}
     shaping = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}
     options = ChatOptions(
         model=name,
-        load={**loading, "budget": budget_text(None, vram, ram)},
+        load={**loading, **room},
         stream={**shaping, **choosing, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos},
         system=system,
         no_color=no_color,
@@ -102,8 +109,7 @@ def _run(options: ChatOptions, prompt: str | None, plugin: str | None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         # A terminal that cannot show a character shows a question mark, and the answer goes on.
         sys.stdout.reconfigure(errors="replace")
-    if plugin is not None:
-        import_plugin(plugin)
+    import_plugin(plugin)
     model, tokenizer = load_model(options, console)
     session = Session(model, tokenizer, options, console)
     return session.run(Reader(console)) if prompt is None else session.run_once(prompt)

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from ktitan.env import log_level
 from ktitan.errors import IoError, KtitanError, UnsupportedError
 
-__all__ = ["APP_OPTIONS", "CONTEXT_SETTINGS", "GuardedCommand", "GuardedGroup", "budget_text"]
+__all__ = ["APP_OPTIONS", "CONTEXT_SETTINGS", "GuardedCommand", "GuardedGroup"]
 
 FAULT, USERS_ERROR, INTERRUPTED = 1, 2, 130
 
@@ -84,9 +84,3 @@ def _start_logging() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         logger.addHandler(handler)
-
-
-def budget_text(budget: str | None, vram: str | None, ram: str | None) -> str | None:
-    """One budget from `--budget`, `--vram` and `--ram`; None when none is given."""
-    limits = [budget, f"vram={vram}" if vram else None, f"ram={ram}" if ram else None]
-    return ",".join(filter(None, limits)) or None

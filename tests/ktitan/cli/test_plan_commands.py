@@ -10,11 +10,20 @@ from typer.testing import CliRunner
 from ktitan.cli.main import app
 from ktitan.cli.plan import write_atomically
 from ktitan.errors import IoError
+from ktitan.registry import operators
 
 RULES = r"""version: 1
 rules:
   - match: {name: 'model\.layers\.\d+\.mlp\.up_proj'}
     replace: {class: linear.torch}
+"""
+PLUGIN = """
+from ktitan import register_operator
+from ktitan.operators.linear.torch import TorchLinear
+
+@register_operator("linear.of_a_plugin")
+class Mine(TorchLinear):
+    pass
 """
 
 
@@ -97,6 +106,41 @@ def test_check_names_every_fault_with_its_line(folder, rule_file):
     assert "[RuleError] 2 faults" in result.stderr
     assert "rules.yaml:5: matches no module" in result.stderr
     assert "linear.torc" in result.stderr
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(PLUGIN)
+    yield path
+    operators.remove("linear.of_a_plugin")
+
+
+@pytest.mark.parametrize("words", [("rules", "check", "RULES", "MODEL"), ("plan", "MODEL", "--rules", "RULES")])
+def test_rules_may_name_the_operators_of_a_plugin(folder, rule_file, plugin, words):
+    rule_file.write_text(RULES.replace("linear.torch", "linear.of_a_plugin"))
+    words = [{"RULES": rule_file, "MODEL": folder}.get(word, word) for word in words]
+    without = invoke(*words)
+    assert without.exit_code == 2
+    assert "no operator named 'linear.of_a_plugin'" in without.stderr
+    result = invoke(*words, "--plugin", plugin)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("words", [("rules", "check", "r.yaml", "m"), ("plan", "m")])
+def test_a_plugin_that_is_missing_is_the_users_error(words):
+    result = invoke(*words, "--plugin", "no_such.py")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no_such.py: no such file" in result.stderr
+
+
+def test_check_plans_for_the_context_that_is_asked_for(folder, rule_file):
+    words = ("rules", "check", rule_file, folder, "--ram", "16MiB", "--context")
+    assert invoke(*words, 1).exit_code == 0
+    result = invoke(*words, 10**7)
+    assert result.exit_code == 2
+    assert "[BudgetError]" in result.stderr
 
 
 def test_missing_model_is_the_users_error(tmp_path):

@@ -1,0 +1,31 @@
+"""Arguments and options that several commands share, so that they are spelled and explained alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["Budget", "Context", "Device", "GgufPath", "Model", "Plugin", "Ram", "Rules", "Vram", "budget_text"]
+
+MODEL_HELP = "Directory, .gguf file, hub id (org/name), or demo."
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+Rules = Annotated[
+    str, typer.Option("--rules", "--optimize-config-path", help="Rule file, name of a packaged one, or auto.")
+]
+GgufPath = Annotated[str | None, typer.Option(help="GGUF weights for a folder that holds config and tokenizer.")]
+Budget = Annotated[str | None, typer.Option(help="Most bytes per tier, e.g. vram=22GiB,ram=96GiB.")]
+Vram = Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")]
+Ram = Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")]
+Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]
+Context = Annotated[int | None, typer.Option(min=1, help="Tokens that the KV cache has room for.")]
+Plugin = Annotated[
+    str | None, typer.Option(help="Python file or module to import first; it may register operators.", metavar="FILE")
+]
+
+
+def budget_text(budget: str | None, vram: str | None, ram: str | None) -> str | None:
+    """One budget from `--budget`, `--vram` and `--ram`; None when none is given."""
+    limits = [budget, f"vram={vram}" if vram else None, f"ram={ram}" if ram else None]
+    return ",".join(filter(None, limits)) or None
