@@ -127,7 +127,9 @@ class Operator(nn.Module):
         Raises:
             UnsupportedError: the operator runs as a module only.
         """
-        raise UnsupportedError(f"operator {self.operator_name!r} has no step-program form")
+        raise UnsupportedError(
+            f"operator {self.operator_name!r} has no step-program form", remedy="run it as a module, or choose another"
+        )
 
     @classmethod
     def memory(cls, context: OperatorContext, config: Any) -> MemoryNeed:

@@ -13,6 +13,7 @@ from torch import nn
 from ktitan.errors import UnsupportedError
 from ktitan.operator import ModuleWeights, Operator, OperatorConfig, OperatorContext
 from ktitan.operators.stock import (
+    KEEP_REMEDY,
     PROBE_FAULTS,
     altered_reason,
     fill_parameters,
@@ -110,7 +111,9 @@ class TorchNorm(Operator):
         """
         form = norm_form(module)
         if form is None:
-            raise UnsupportedError(f"{type(module).__name__} is no RMS norm that norm.torch knows", context.path)
+            raise UnsupportedError(
+                f"{type(module).__name__} is no RMS norm that norm.torch knows", context.path, KEEP_REMEDY
+            )
         return cls(module, form, context)
 
     def load(self, weights: ModuleWeights) -> None:

@@ -14,6 +14,7 @@ from ktitan.operator import ModuleWeights
 
 __all__ = [
     "DENSE_DTYPES",
+    "KEEP_REMEDY",
     "PROBE_FAULTS",
     "altered_reason",
     "fill_parameters",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 DENSE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+KEEP_REMEDY = 'narrow the match, or use "keep"'
 
 # What the forward of a class that nobody here has seen may raise when it is tried on random numbers.
 PROBE_FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)

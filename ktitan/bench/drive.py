@@ -99,7 +99,11 @@ def drive_results(path: str | Path, seconds: float) -> list[Result]:
             finally:
                 file.close()
     except OSError as error:
-        raise IoError(f"the drive cannot be measured: {error.strerror}", where=str(error.filename or path)) from error
+        raise IoError(
+            f"the drive cannot be measured: {error.strerror}",
+            str(error.filename or path),
+            "give --path a file that can be read, or a folder that can be written and has 256 MiB free",
+        ) from error
 
 
 @contextmanager

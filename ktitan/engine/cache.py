@@ -54,6 +54,7 @@ class _Batch:
             raise UnsupportedError(
                 f"keys {list(keys.shape)} and values {list(values.shape)} are not both [B, heads, T, dim]",
                 f"layer {layer}",
+                "give both for the same rows and tokens",
             )
         rows, tokens = keys.shape[0], keys.shape[2]
         self.open(rows)
@@ -152,7 +153,10 @@ class _PoolLayer(CacheLayerMixin):
         raise self._refusal("prefetch")
 
     def _refusal(self, method: str) -> UnsupportedError:
-        return UnsupportedError(f"{method} of a single layer is not possible: all layers share their rows' pages")
+        return UnsupportedError(
+            f"{method} of a single layer is not possible: all layers share their rows' pages",
+            remedy="call the method of the whole cache where it has one, or make a new cache",
+        )
 
 
 class KtitanCache(Cache):

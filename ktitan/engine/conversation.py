@@ -14,6 +14,8 @@ __all__ = ["Conversation", "check_messages", "encode_messages", "encode_text"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+_MESSAGE = '{"role": "user", "content": "..."}'
+
 Message = dict[str, Any]
 
 
@@ -78,12 +80,12 @@ def check_messages(messages: Any) -> list[Message]:
         UnsupportedError: not a non-empty list of messages, an unknown role, or content of another kind; all at once.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
-        raise UnsupportedError("messages must be a non-empty list", remedy='give [{"role": "user", "content": "..."}]')
+        raise UnsupportedError("messages must be a non-empty list", remedy=f"give [{_MESSAGE}]")
     checked, faults = [], []
     for index, message in enumerate(messages):
         reason = _message_fault(message)
         if reason:
-            faults.append(Fault(reason, where=f"messages[{index}]"))
+            faults.append(Fault(reason, f"messages[{index}]", f"write it as {_MESSAGE}"))
         else:
             checked.append({**message, "content": _joined(message.get("content"))})
     if faults:

@@ -109,7 +109,7 @@ def _fault(sampling: Sampling, name: str) -> Fault | None:
     kinds, low, high, allowed = _RANGES[name]
     value: Any = getattr(sampling, name)
     fits = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
-    return None if fits else Fault(f"{value!r} is not {allowed}", where=name)
+    return None if fits else Fault(f"{value!r} is not {allowed}", name, "leave it out to use the default")
 
 
 # Option -> types, least and greatest value, and the range in words.

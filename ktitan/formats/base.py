@@ -47,7 +47,8 @@ class Format:
         blocks, rest = divmod(columns, self.block_elements)
         if rest:
             raise FormatError(
-                f"a row of {columns} numbers is not a whole number of {self.name} blocks of {self.block_elements}"
+                f"a row of {columns} numbers is not a whole number of {self.name} blocks of {self.block_elements}",
+                remedy=f"use rows of a multiple of {self.block_elements} numbers, or another format",
             )
         return blocks * self.block_bytes
 

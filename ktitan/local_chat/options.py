@@ -47,7 +47,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:
     else:
         return None
     if not text.strip():
-        raise UnsupportedError("the prompt is empty", where)
+        raise UnsupportedError("the prompt is empty", where, "write a question")
     return text
 
 
@@ -56,4 +56,6 @@ def _decode(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise FormatError(f"the prompt is not UTF-8 text: byte {error.start} is wrong", where) from error
+        raise FormatError(
+            f"the prompt is not UTF-8 text: byte {error.start} is wrong", where, "save or convert it as UTF-8"
+        ) from error

@@ -20,6 +20,8 @@ LOG_MULTIPLIER_SCALE = 0.1
 LLAMA3_BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_CONTEXT = 8192
 
+_CHECKPOINT_REMEDY = "load the safetensors that the file was made from"
+
 
 def rope_parameters(keys: GgufKeys, dimensions: int, two_scales: bool = False) -> dict[str, Any]:
     """`config.rope_parameters` of a model whose rotary part has `dimensions` numbers a head.
@@ -44,7 +46,9 @@ def rope_parameters(keys: GgufKeys, dimensions: int, two_scales: bool = False) -
         )
     if factors is not None:
         if kind != "none":
-            raise UnsupportedError(f"rope scaling {kind!r} together with {ROPE_FACTORS}", keys.source.path)
+            raise UnsupportedError(
+                f"rope scaling {kind!r} together with {ROPE_FACTORS}", keys.source.path, _CHECKPOINT_REMEDY
+            )
         return {"rope_theta": theta, **_from_factors(keys, factors, theta, dimensions)}
     return {"rope_theta": theta, **_SCALINGS[kind](keys, factor, two_scales)}
 
@@ -58,7 +62,11 @@ def rope_factors(source: GgufSource) -> list[float] | None:
     source.read_into(ROPE_FACTORS, factors)
     values = factors.flatten()
     if not bool((torch.isfinite(values) & (values > 0)).all()):
-        raise FormatError("a factor is zero, negative or not finite", f"{info.file}: tensor {ROPE_FACTORS!r}")
+        raise FormatError(
+            "a factor is zero, negative or not finite",
+            f"{info.file}: tensor {ROPE_FACTORS!r}",
+            "download or convert the file again",
+        )
     return None if bool((values == 1).all()) else [float(value) for value in values]
 
 
@@ -80,7 +88,7 @@ def _linear(keys: GgufKeys, factor: float, two_scales: bool) -> dict[str, Any]:
 def _yarn(keys: GgufKeys, factor: float, two_scales: bool) -> dict[str, Any]:
     """Yarn has two corrections: of cos and sin (`attention_factor`), and of the softmax (`mscale_all_dim`)."""
     if keys.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
-        raise UnsupportedError("yarn with another extrapolation factor than 1", keys.source.path)
+        raise UnsupportedError("yarn with another extrapolation factor than 1", keys.source.path, _CHECKPOINT_REMEDY)
     parameters: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
@@ -91,7 +99,9 @@ def _yarn(keys: GgufKeys, factor: float, two_scales: bool) -> dict[str, Any]:
             parameters[name] = keys.number(f"rope.scaling.yarn_{name}")
     multiplier = round(keys.number("rope.scaling.yarn_log_multiplier", 0.0) / LOG_MULTIPLIER_SCALE, 6)
     if multiplier and not two_scales:
-        raise UnsupportedError("yarn_log_multiplier, which this model class does not know", keys.source.path)
+        raise UnsupportedError(
+            "yarn_log_multiplier, which this model class does not know", keys.source.path, _CHECKPOINT_REMEDY
+        )
     if multiplier:
         # The file keeps only mscale_all_dim; llama.cpp too takes mscale to be the same, so cos and sin stay unscaled.
         parameters |= {"mscale": multiplier, "mscale_all_dim": multiplier}

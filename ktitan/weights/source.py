@@ -129,7 +129,11 @@ class FileSource(WeightSource):
 
     def _read(self, info: TensorInfo, start: int, view: memoryview) -> None:
         if start < 0 or start + len(view) > info.nbytes:
-            raise IoError(f"read of {len(view)} bytes at {start} leaves the tensor's {info.nbytes} bytes", info.name)
+            raise IoError(
+                f"read of {len(view)} bytes at {start} leaves the tensor's {info.nbytes} bytes",
+                info.name,
+                "read within the tensor",
+            )
         self._files.read(info.file, info.offset + start, view)
         if self.on_read is not None:
             self.on_read(len(view))

@@ -16,7 +16,14 @@ from ktitan.operators.attention.latent import dense_expansion, latent_attention
 from ktitan.operators.attention.probe import TOLERANCES, StepInputs, largest_difference, probe_module, with_eager
 from ktitan.operators.attention.rotary import Rotation, find_rotation
 from ktitan.operators.attention.spec import GroupedSpec, LatentSpec, read_spec
-from ktitan.operators.stock import PROBE_FAULTS, fill_parameters, mirror_parameters, plain_attributes, shell_of
+from ktitan.operators.stock import (
+    KEEP_REMEDY,
+    PROBE_FAULTS,
+    fill_parameters,
+    mirror_parameters,
+    plain_attributes,
+    shell_of,
+)
 from ktitan.registry import register_operator
 
 __all__ = ["TorchAttention", "TorchAttentionConfig"]
@@ -97,7 +104,7 @@ class TorchAttention(Operator):
         """
         parts = _parts(module)
         if isinstance(parts, str):
-            raise UnsupportedError(parts, context.path)
+            raise UnsupportedError(parts, context.path, KEEP_REMEDY)
         operator = cls(module, *parts, config.absorb)
         operator.path, operator.load_device, operator.load_dtype = context.path, context.device, context.dtype
         return operator

@@ -14,6 +14,7 @@ from transformers.integrations import moe as stock_moe
 from ktitan.errors import UnsupportedError
 from ktitan.operator import ModuleWeights, Operator, OperatorConfig, OperatorContext
 from ktitan.operators.stock import (
+    KEEP_REMEDY,
     altered_reason,
     fill_parameters,
     mirror_parameters,
@@ -114,7 +115,10 @@ def expert_groups(top_k_index: torch.Tensor, experts: int) -> Iterator[tuple[int
     flat = top_k_index.reshape(-1)
     counts = torch.bincount(flat, minlength=experts + 1).tolist()
     if len(counts) > experts + 1:
-        raise UnsupportedError(f"expert index {len(counts) - 1} in a layer of {experts} experts")
+        raise UnsupportedError(
+            f"expert index {len(counts) - 1} in a layer of {experts} experts",
+            remedy=f"let the router give 0 to {experts - 1}, or {experts} for a pair that is left out",
+        )
     order = torch.argsort(flat, stable=True)
     start = 0
     for expert, count in enumerate(counts[:experts]):
@@ -160,7 +164,7 @@ class TorchExperts(Operator):
         """
         flags = read_flags(module)
         if isinstance(flags, str):
-            raise UnsupportedError(flags, context.path)
+            raise UnsupportedError(flags, context.path, KEEP_REMEDY)
         return cls(module, flags, context)
 
     def load(self, weights: ModuleWeights) -> None:
