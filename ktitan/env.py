@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-__all__ = ["VARIABLES", "Variable", "cache_dir", "log_level"]
+__all__ = ["Variable", "log_level"]
 
 
 @dataclass(frozen=True)
@@ -23,16 +22,8 @@ class Variable:
 
 
 LOG = Variable("KTITAN_LOG", "warning", "level of ktitan's log lines on stderr: debug, info, warning or error")
-CACHE = Variable("KTITAN_CACHE", "~/.cache/ktitan", "folder for what ktitan makes once and keeps (manifests, kernels)")
-
-VARIABLES = (LOG, CACHE)
 
 
 def log_level() -> str:
     """Level name for the `ktitan` logger, upper case."""
     return LOG.read().upper()
-
-
-def cache_dir() -> Path:
-    """The folder for kept files; it is not created here."""
-    return Path(CACHE.read()).expanduser()

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ktitan.cgroups import cpu_quota, memory_limits, read_text
 from ktitan.cpuinfo import cpufeature_facts, last_level_cache_bytes, parse_cpuinfo, sysfs_cores
@@ -80,13 +79,6 @@ class Hardware:
     cpu: Cpu
     memory: Memory
     gpus: tuple[Gpu, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain JSON values; flags sorted."""
-        facts = asdict(self)
-        facts["cpu"]["isa"] = sorted(self.cpu.isa)
-        facts["gpus"] = [{**asdict(gpu), "capability": list(gpu.capability)} for gpu in self.gpus]
-        return facts
 
 
 def detect(gpus: bool = True) -> Hardware:

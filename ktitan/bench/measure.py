@@ -84,11 +84,6 @@ class Pairing:
             return None
         return _median_ratio(self.a.seconds, self.probe.seconds) * a_amount / probe_amount
 
-    @property
-    def noise(self) -> float | None:
-        """Spread of the probe, whose work never changes: what the machine alone contributes. None without a probe."""
-        return self.probe.spread if self.probe else None
-
 
 def wall_clock(run: Run) -> float:
     """Seconds that `run()` takes, for work that is done when the call returns."""

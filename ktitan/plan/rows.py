@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -168,5 +168,3 @@ def _place(fault: Fault) -> tuple[str, int]:
 
 
 _ORDER: tuple[type[Any], ...] = (RuleError, WeightError, HardwareError, PlanError, BudgetError)
-
-Devices = Mapping[str, torch.device]

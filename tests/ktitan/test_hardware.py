@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from ktitan import hardware
-from ktitan.hardware import UNKNOWN, Cpu, Gpu, Hardware, Memory, detect, detect_cpu, detect_gpus, detect_memory
+from ktitan.hardware import UNKNOWN, Cpu, Gpu, Memory, detect, detect_cpu, detect_gpus, detect_memory
 
 MIB = 1 << 20
 CPUINFO = "\n".join(
@@ -154,12 +153,3 @@ def test_detect_puts_the_parts_together(monkeypatch):
     monkeypatch.setattr(hardware, "detect_gpus", lambda: (gpu,))
     assert detect().gpus == (gpu,)
     assert detect(gpus=False).gpus == ()
-
-
-def test_to_dict_is_json():
-    machine = Hardware(Cpu("c", frozenset({"b", "a"}), 1, 2, 2), Memory(3, 2, None), (Gpu(0, "g", 2, 1, (8, 9)),))
-    facts = machine.to_dict()
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["cpu"]["isa"] == ["a", "b"]
-    assert facts["gpus"][0]["capability"] == [8, 9]
-    assert facts["memory"] == {"total_bytes": 3, "available_bytes": 2, "limit_bytes": None}

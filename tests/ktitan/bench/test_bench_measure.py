@@ -78,10 +78,8 @@ def test_ratio_is_the_median_of_pairs_not_of_medians():
 def test_share_of_a_probe():
     pairing = Pairing(Timing((2.0, 4.0, 6.0)), Timing((1.0,) * 3), Timing((1.0, 2.0, 3.0)))
     assert pairing.share(8.0, 16.0) == 0.25
-    assert pairing.noise == pytest.approx(0.5)
     without = Pairing(Timing((2.0,)), Timing((1.0,)))
     assert without.share(1.0, 1.0) is None
-    assert without.noise is None
 
 
 def test_a_wrong_result_is_never_timed():
