@@ -55,12 +55,12 @@ def _show(made: Any) -> None:
     from rich.console import Console
 
     from ktitan.api import format_bytes
-    from ktitan.cli.plan_table import PIPE_WIDTH, fold_rows, plan_table
+    from ktitan.cli.plan_table import PIPE_WIDTH, plan_table
 
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
-    console.print(plan_table(fold_rows(made.rows), format_bytes))
+    console.print(plan_table(made.folded_rows(), format_bytes))
     console.print(made.summary(), soft_wrap=True)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ktitan.errors import BudgetError, Fault, HardwareError, KtitanError, PlanError, RuleError, WeightError
 from ktitan.operator import Operator, OperatorContext
+from ktitan.plan.fold import FoldedRow, fold_rows
 from ktitan.rules import Rule
 from ktitan.tiers import Budget, format_bytes
 from ktitan.weights.binding import WeightMap
@@ -115,6 +116,10 @@ class Plan:
     def faults(self) -> tuple[Fault, ...]:
         """Everything that is wrong, rules first, each kind in the order of files and lines."""
         return tuple(fault for kind in _ORDER for fault in sorted(self.problems.get(kind, ()), key=_place))
+
+    def folded_rows(self) -> list[FoldedRow]:
+        """The rows for people; see `ktitan.plan.fold`."""
+        return fold_rows(self.rows)
 
     def add_problem(self, kind: type[KtitanError], faults: Sequence[Fault]) -> None:
         """Note faults of one kind."""

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ktitan.plan.rows import Choice, Plan
+from ktitan.rules import LayerSet
 
 __all__ = ["to_rules"]
 
@@ -68,16 +69,5 @@ def _replacement(choice: Choice) -> dict[str, Any]:
 
 def _rule(entry: _Entry, layers: list[int]) -> list[str]:
     name = re.escape(entry.template).replace(r"\#", r"\d+").replace("#", r"\d+")
-    condition = f", layers: '{_ranges(layers)}'" if layers else ""
+    condition = f", layers: '{LayerSet.of(layers)}'" if layers else ""
     return [f"  - match: {{name: '{name}'{condition}}}", f"    replace: {entry.replace}"]
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5"."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

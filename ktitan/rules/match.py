@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = ["LayerSet", "Match", "layer_of"]
@@ -14,6 +14,17 @@ class LayerSet:
     """Layer numbers as inclusive ranges; a last layer of None means "and all after"."""
 
     ranges: tuple[tuple[int, int | None], ...]
+
+    @classmethod
+    def of(cls, layers: Iterable[int]) -> LayerSet:
+        """These layers as the fewest ranges, ascending: 0, 1, 2, 5 is "0-2,5"."""
+        ranges: list[tuple[int, int]] = []
+        for layer in sorted(set(layers)):
+            if ranges and layer == ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], layer)
+            else:
+                ranges.append((layer, layer))
+        return cls(tuple(ranges))
 
     def __contains__(self, layer: object) -> bool:
         if not isinstance(layer, int):

@@ -100,3 +100,13 @@ def test_layer_set():
 def test_text_of_a_match():
     match = Match(re.compile(r"a\.b"), "Linear", LayerSet(((1, 2),)), (Match(cls="Gate"),))
     assert str(match) == r"name a\.b, class Linear, layers 1-2, not (class Gate)"
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [([3], "3"), ([0, 1, 2], "0-2"), ([5, 0, 1, 2, 9, 8], "0-2,5,8-9"), ([1, 1], "1"), ([2, 4], "2,4"), ([], "")],
+)
+def test_layers_become_ranges(layers, text):
+    made = LayerSet.of(layers)
+    assert str(made) == text
+    assert [layer for layer in range(12) if layer in made] == sorted(set(layers))
