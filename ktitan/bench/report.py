@@ -13,6 +13,12 @@ from typing import Any
 from ktitan.bench.result import Result
 from ktitan.hardware import Hardware
 
+# Columns of a table that goes into a pipe or file, where no terminal says how wide it is.
+PIPE_WIDTH = 200
+
+# Below this the description of what was measured is left to --json.
+WIDE = 140
+
 __all__ = ["machine", "print_json", "print_table"]
 
 
@@ -46,14 +52,18 @@ def print_table(results: Iterable[Result], about: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
     console.print(_headline(about), markup=False, highlight=False)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("case", no_wrap=True)
-    table.add_column("metric")
+    if console.width >= WIDE:
+        table.add_column("metric")
     for title in ("value", "ceiling", "peer", "runs", "spread"):
         table.add_column(title, justify="right")
     for result in results:
-        table.add_row(*(escape(cell) for cell in _row(result)))
+        case, metric, *figures = (escape(cell) for cell in _row(result))
+        table.add_row(case, *([metric] if console.width >= WIDE else []), *figures)
     console.print(table)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktitan.errors import IoError
+from ktitan.errors import PlanError
 from ktitan.local_chat.arguments import Budget, Context, Device, GgufPath, Model, Plugin, Ram, Rules, Vram, budget_text
 from ktitan.local_chat.plugin import import_plugin
 
@@ -31,6 +31,7 @@ def plan(
     write: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the plan as a rule file that can be edited.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --write: replace a file that is there.")] = False,
 ) -> None:
     """Show one row a module: rule, operator, format, tier, device, bytes and kernel. Nothing is loaded.
 
@@ -39,6 +40,8 @@ def plan(
     from ktitan.api import plan_model, to_rules
 
     import_plugin(plugin)
+    if write is not None and write.exists() and not force:
+        raise PlanError("the file is there already", str(write), "choose another name, or add --force")
     limits = budget_text(budget, vram, ram)
     made = plan_model(model, rules, gguf_path=gguf_path, budget=limits, device=device, context=context)
     if json:
@@ -60,7 +63,7 @@ def _show(made: Any) -> None:
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
-    console.print(plan_table(made.folded_rows(), format_bytes))
+    console.print(plan_table(made.folded_rows(), format_bytes, console.width))
     console.print(made.summary(), soft_wrap=True)
 
 
@@ -68,7 +71,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Put `text` at `path` as a whole: whoever reads it sees the old file or the new one, never a part.
 
     Raises:
-        IoError: the folder is missing or cannot be written.
+        PlanError: the folder is missing or cannot be written.
     """
     temporary = ""
     try:
@@ -83,6 +86,6 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise IoError(
+        raise PlanError(
             f"cannot be written: {error.strerror}", str(path), "choose a folder that you may write"
         ) from error

@@ -15,8 +15,16 @@ __all__ = ["PIPE_WIDTH", "plan_table"]
 PIPE_WIDTH = 200
 
 
-def plan_table(rows: Sequence[Any], format_bytes: Callable[[int], str]) -> Table:
-    """The table of a plan's `folded_rows`; columns that are empty in all rows are left out."""
+# What a narrow terminal can spare; `--json` and a pipe show all.
+DETAILS = ("kernel", "rule", "notes")
+WIDE = 140
+
+
+def plan_table(rows: Sequence[Any], format_bytes: Callable[[int], str], width: int = PIPE_WIDTH) -> Table:
+    """The table of a plan's `folded_rows`; columns that are empty in all rows are left out.
+
+    Below 140 columns the details are left out, too, and columns that say the same in every row.
+    """
     columns: dict[str, Callable[[Any], str]] = {
         "module": lambda row: row.path,
         "n": lambda row: str(len(row.rows)),
@@ -31,9 +39,14 @@ def plan_table(rows: Sequence[Any], format_bytes: Callable[[int], str]) -> Table
     }
     cells = {title: [read(row) for row in rows] for title, read in columns.items()}
     shown = {title: column for title, column in cells.items() if any(column)}
+    if width < WIDE:
+        shown = {t: column for t, column in shown.items() if t not in DETAILS}
+        shown = {t: column for t, column in shown.items() if t in ("module", "size") or len(set(column)) > 1}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for title in shown:
         options: dict[str, Any] = {"justify": "right"} if title in ("n", "size") else {"overflow": "fold"}
+        if title == "module" and width >= WIDE // 2:
+            options["min_width"] = min(max(map(len, shown[title])), width // 2)
         table.add_column(title, **options)
     for row in zip(*shown.values(), strict=True):
         # As Text, since "[...]" in a path or a file's name is no markup.

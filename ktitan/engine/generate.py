@@ -82,7 +82,8 @@ def cache_keyword(model: torch.nn.Module) -> str:
     parameters = inspect.signature(model.forward).parameters
     name = next((name for name in CACHE_KEYWORDS if name in parameters), None)
     if name is None:
-        raise UnsupportedError(f"{type(model).__name__}.forward takes none of {', '.join(CACHE_KEYWORDS)}")
+        message = f"{type(model).__name__}.forward takes none of {', '.join(CACHE_KEYWORDS)}"
+        raise UnsupportedError(message, remedy="use model.generate() for this model")
     return name
 
 
@@ -143,11 +144,12 @@ def generate_tokens(
     prompt = _prompt_row(input_ids)
     for name, value in (("max_new_tokens", max_new_tokens), ("chunk_tokens", chunk_tokens)):
         if not isinstance(value, int) or value < 1:
-            raise UnsupportedError(f"{name} must be a whole number >= 1, not {value!r}")
+            raise UnsupportedError(f"{name} is {value!r}", name, "give a whole number from 1 on")
     cached = 0 if cache is None else int(cache.get_seq_length())  # a running state has no length to ask for
     cache = new_cache(model) if cache is None else cache
     if cached >= prompt.shape[1]:
-        raise UnsupportedError(f"the cache holds {cached} tokens, but the prompt has only {prompt.shape[1]}")
+        message = f"the cache holds {cached} tokens, but the prompt has only {prompt.shape[1]}"
+        raise UnsupportedError(message, "cache", "crop the cache, or pass the whole sequence as input_ids")
     room = _room(model, prompt.shape[1])
     stats = GenerationStats() if stats is None else stats
     decoder = _Decoder(model, cache, cached, Sampler(sampling or Sampling(greedy=True), prompt[0].tolist()), stats)
@@ -231,7 +233,8 @@ def _prompt_row(input_ids: torch.Tensor | Sequence[int]) -> torch.Tensor:
     row = torch.as_tensor(input_ids, dtype=torch.int64, device="cpu")
     row = row.unsqueeze(0) if row.dim() == 1 else row
     if row.dim() != 2 or row.shape[0] != 1 or row.shape[1] == 0:
-        raise UnsupportedError(f"input_ids must be one sequence of at least one token, not shape {tuple(row.shape)}")
+        message = f"input_ids have shape {tuple(row.shape)}"
+        raise UnsupportedError(message, "input_ids", "give one sequence of at least one token")
     return row
 
 
@@ -319,7 +322,7 @@ def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Stop strings as a tuple; none of them may be empty, since that is found everywhere."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
     if any(not isinstance(text, str) or not text for text in stops):
-        raise UnsupportedError(f"stop strings must be non-empty text, not {stop!r}")
+        raise UnsupportedError(f"{stop!r} is not a stop string", "stop", "give text that is not empty")
     return stops
 
 

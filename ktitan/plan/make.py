@@ -128,8 +128,21 @@ def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
             plan.rows.append(_kept_row(inputs, visit))
         elif not replaced and visit.module._non_persistent_buffers_set:
             plan.devices[visit.path] = torch.device(visit.placement["device"])  # rotary tables and the like
+    _count_tied_once(plan, inputs)
     plan.add_problem(RuleError, chooser.faults())
     plan.notes += chooser.refusals()
+
+
+def _count_tied_once(plan: Plan, inputs: _Inputs) -> None:
+    """Tied modules share one tensor where both hold it in one format at one place; elsewhere each has its own."""
+    index = {row.path: number for number, row in enumerate(plan.rows)}
+    for target, source in inputs.tied.items():
+        here, there = target.rpartition(".")[0], source.rpartition(".")[0]
+        if here not in index or there not in index:
+            continue
+        row, partner = plan.rows[index[here]], plan.rows[index[there]]
+        if (row.format, row.device, row.tier) == (partner.format, partner.device, partner.tier):
+            plan.rows[index[here]] = _changed(row, 0, "; ".join(filter(None, (f"tied to {there}", row.notes))))
 
 
 def _decision(chooser: Chooser, visit: Visit) -> Decision | None:
@@ -206,17 +219,22 @@ def _row(
     inputs: _Inputs, visit: Visit, operator: str, need: MemoryNeed, device: torch.device, recurse: bool
 ) -> PlanRow:
     """One row; `recurse` says whether the module's children belong to it."""
-    names = [f"{visit.path}.{name}" for name, _ in visit.module.named_parameters(recurse=recurse)]
-    partner = next((inputs.tied[name] for name in names if name in inputs.tied), None)
     stored = _stored_formats(inputs.weights, visit, recurse)
-    notes = [f"tied to {partner.rpartition('.')[0]}"] if partner else []
-    notes += [f"stored {stored}"] if stored and stored != need.format else []
-    size = 0 if partner else need.resident_bytes
+    notes = [f"stored {stored}"] if stored and stored != need.format else []
     rule = _short(visit.rule.location) if visit.rule is not None else ""
     tier = visit.placement.get("home", device_tier(device))
     kind = type(visit.module).__name__
     return PlanRow(
-        visit.path, kind, rule, operator, need.format, tier, str(device), size, need.kernel, "; ".join(notes)
+        visit.path,
+        kind,
+        rule,
+        operator,
+        need.format,
+        tier,
+        str(device),
+        need.resident_bytes,
+        need.kernel,
+        "; ".join(notes),
     )
 
 

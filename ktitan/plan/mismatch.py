@@ -80,23 +80,18 @@ def shared_modules(aliases: Sequence[tuple[str, str]], decided: Mapping[str, str
 
 
 def absent_devices(visits: Sequence[Visit], hardware: Hardware) -> list[Fault]:
-    """Devices that rules ask for and the machine lacks, each once with the first module."""
+    """Devices that the machine lacks, each once, with the first module and rule that asks for it."""
     present = {"cpu", *(f"cuda:{gpu.index}" for gpu in hardware.gpus)}
-    absent: dict[tuple[str, str], str] = {}
+    absent: dict[str, tuple[str, str]] = {}
     for visit in visits:
         placements = [visit.placement]
         if visit.rule is not None and visit.rule.prefill is not None:
             placements.append(placed(visit.placement, visit.rule.prefill.placement))
-        where = str(visit.rule.location) if visit.rule is not None else ""
         for placement in placements:
             name = placement["device"]
-            if name not in present:
-                absent.setdefault((name, where), visit.path)
+            if name not in present and name not in absent:
+                absent[name] = (visit.path or "the model", str(visit.rule.location) if visit.rule is not None else "")
     return [
-        Fault(
-            f"device {name} is not there (asked for {path or 'the model'})",
-            where,
-            f"present: {', '.join(sorted(present))}",
-        )
-        for (name, where), path in absent.items()
+        Fault(f"device {name} is not there (asked for {path})", where, f"present: {', '.join(sorted(present))}")
+        for name, (path, where) in absent.items()
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +62,7 @@ class _Walk:
         self.visits: list[Visit] = []
         self.aliases: list[tuple[str, str]] = []
         self._seen: dict[int, str] = {}
+        self._class_names: dict[type, tuple[tuple[str, str], ...]] = {}
 
     def descend(self, path: str, module: nn.Module, parent: str, region: _Region) -> None:
         if id(module) in self._seen:
@@ -82,7 +82,10 @@ class _Walk:
                 self.descend(f"{path}.{name}" if path else name, child, path, below)
 
     def _match(self, path: str, module: nn.Module, region: _Region) -> Rule | None:
-        mro = class_names(type(module))
+        kind = type(module)
+        if kind not in self._class_names:
+            self._class_names[kind] = class_names(kind)
+        mro = self._class_names[kind]
         chosen: Rule | None = None
         for rule, tally in zip(self.rules, self.tallies, strict=True):
             if not rule.match.hits(path, mro):
@@ -107,7 +110,6 @@ class _Walk:
         return _Region(placement, closed, path if covers else region.covered_by)
 
 
-@functools.cache
 def class_names(kind: type) -> tuple[tuple[str, str], ...]:
     """(name, dotted path) of a class and its bases, also by the shorter paths under which packages offer them.
 

@@ -56,6 +56,8 @@ def open_source(path: str | Path) -> WeightSource:
         raise WeightError("no such file or folder", str(path), "check the path")
     if path.suffix == ".gguf":
         return open_gguf(path)
+    if path.is_file() and path.suffix != ".safetensors" and not path.is_symlink():
+        raise WeightError("not a weights file", str(path), "give a folder, a .safetensors or a .gguf file")
     if path.is_dir() and not _has_safetensors(path) and any(path.glob("*.gguf")):
         return open_gguf(path)
     return open_safetensors(path)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ktitan.formats.plain import plain_name
 from ktitan.operator import MemoryNeed, ModuleWeights, Operator, OperatorConfig, OperatorContext
 from ktitan.operators.stock import altered_reason, fill_parameters, mirror_parameters, packed_reason, surplus_reason
 from ktitan.registry import register_operator
@@ -82,7 +83,7 @@ class TorchLinear(Operator):
         if dtype is None:
             return super().memory(context, config)
         count = sum(tensor.numel() for tensor in context.module.parameters())
-        return MemoryNeed(count * dtype.itemsize, str(config.dtype), "torch")
+        return MemoryNeed(count * dtype.itemsize, plain_name(dtype), "torch")
 
     def extra_repr(self) -> str:
         """Sizes, as nn.Linear prints them."""

@@ -12,7 +12,7 @@ import pytest
 
 SCRIPT = str(Path(__file__).with_name("fake_api_chat.py"))
 CTRL_C, CTRL_D = "\x03", "\x04"
-PATIENCE_SECONDS = 15
+PATIENCE_SECONDS = 60
 
 
 class Terminal:
