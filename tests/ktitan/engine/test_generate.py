@@ -133,7 +133,7 @@ def test_stop_string_ends_the_answer_before_it(rig):
     assert "".join(stream(model, rig.byte_tokenizer(), "x\n", stop=["cde", "zz"], stats=stats)) == "ab"
     assert (stats.stop_reason, stats.new_tokens) == ("stop", 5)
     assert "".join(stream(model, rig.byte_tokenizer(), "x\n", stop="ghi")) == "abcdefgh"
-    with pytest.raises(UnsupportedError, match="stop strings"):
+    with pytest.raises(UnsupportedError, match="not a stop string"):
         stream(model, rig.byte_tokenizer(), "x\n", stop=[""])
 
 

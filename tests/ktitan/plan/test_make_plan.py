@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig
 
-import ktitan.operators  # noqa: F401
+import ktitan
+import ktitan.operators
 from ktitan.errors import BudgetError, HardwareError, WeightError
 from ktitan.hardware import Cpu, Gpu, Hardware, Memory
 from ktitan.plan import make_plan
@@ -118,6 +119,21 @@ def test_tied_tensors_count_once():
     plan = plan_of(meta_model("llama_tied"), [rule({"class": "linear.torch"}, name="lm_head")])
     assert rows(plan)["lm_head"].bytes == 0
     assert "tied to model.embed_tokens" in rows(plan)["lm_head"].notes
+
+
+def test_a_tied_head_in_another_dtype_counts_in_full(tmp_path):
+    stock = save_tiny("llama_tied", tmp_path)
+    rules = {
+        "version": 1,
+        "rules": [
+            {"match": {"name": "lm_head"}, "replace": {"class": "linear.torch", "kwargs": {"dtype": "bfloat16"}}}
+        ],
+    }
+    model = ktitan.optimize_and_load(on_meta(tmp_path), rules, weights=tmp_path, device="cpu")
+    head = rows(model.ktitan.plan)["lm_head"]
+    assert head.bytes == stock.lm_head.weight.numel() * 2 and "tied" not in head.notes
+    held = model.ktitan.stats()["resident_bytes"]["ram"]
+    assert model.ktitan.plan.parts["ram"]["weights"] <= held
 
 
 def test_kv_and_workspace_are_in_the_budget():

@@ -41,7 +41,7 @@ def test_memory_follows_the_dtype():
     plain = TorchLinear.memory(context_for(stock), TorchLinear.Config())
     wide = TorchLinear.memory(context_for(stock), TorchLinear.Config(dtype="float32"))
     assert (plain.resident_bytes, wide.resident_bytes) == (500, 1000)
-    assert wide.format == "float32"
+    assert wide.format == "f32"
 
 
 @pytest.mark.parametrize(
