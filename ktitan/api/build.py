@@ -26,7 +26,7 @@ from ktitan.weights.gguf_source import GgufSource
 from ktitan.weights.gguf_tokenizer import tokenizer_from_gguf
 from ktitan.weights.source import WeightSource
 
-__all__ = ["attach_generation_config", "build_model", "build_tokenizer", "choose_dtype", "is_packed", "read_config"]
+__all__ = ["build_model", "build_tokenizer", "choose_dtype", "generation_config_of", "is_packed", "read_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -142,14 +142,12 @@ def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTraine
     return tokenizer
 
 
-def attach_generation_config(model: Any, home: Path | None, sources: list[WeightSource]) -> None:
-    """Give a model that was built from a config the generation config that comes with its weights."""
+def generation_config_of(model: Any, home: Path | None, sources: list[WeightSource]) -> GenerationConfig | None:
+    """The generation config that comes with the weights, for a model that was built from a config alone; else None."""
     current = getattr(model, "generation_config", None)
     if current is None or not getattr(current, "_from_model_config", False):
-        return
+        return None
     if home is not None and (home / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(home)
-        return
+        return GenerationConfig.from_pretrained(home)
     source = next((one for one in sources if isinstance(one, GgufSource)), None)
-    if home is None and source is not None:
-        model.generation_config = generation_config_from_gguf(source, model.config)
+    return generation_config_from_gguf(source, model.config) if home is None and source is not None else None

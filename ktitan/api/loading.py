@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ktitan.api.build import attach_generation_config, build_tokenizer
+from ktitan.api.build import build_tokenizer, generation_config_of
 from ktitan.api.locate import is_hub_id, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.errors import UnsupportedError
@@ -70,8 +70,7 @@ def optimize_and_load(
     plan = plan_injection(
         model, rules, sources, budget=budget, device=device, quant=quant, context=context, keep_original=keep_original
     )
-    _carry_out(model, plan, keep_original, progress)
-    attach_generation_config(model, _home(weights, model), sources)
+    _carry_out(model, plan, keep_original, progress, generation_config_of(model, _home(weights, model), sources))
     return model
 
 
@@ -114,8 +113,8 @@ def load(
         keep_original=keep_original,
     )
     plan.notes += ready.files.notes
-    _carry_out(ready.model, plan, keep_original, progress)
-    attach_generation_config(ready.model, ready.files.home, ready.sources)
+    generation = generation_config_of(ready.model, ready.files.home, ready.sources)
+    _carry_out(ready.model, plan, keep_original, progress, generation)
     model: Any = ready.model
     return model, tokenizer
 
@@ -129,10 +128,18 @@ def _local(weights: Weights, model: nn.Module) -> Weights:
     return weights
 
 
-def _carry_out(model: nn.Module, plan: Plan, keep_original: bool, progress: Progress | None) -> None:
+def _carry_out(
+    model: nn.Module,
+    plan: Plan,
+    keep_original: bool,
+    progress: Progress | None,
+    generation: GenerationConfig | None,
+) -> None:
     plan.check()
     logger.info("%s", plan.summary())
-    apply_plan(model, plan, keep_original=keep_original, progress=progress)
+    handle = apply_plan(model, plan, keep_original=keep_original, progress=progress)
+    if generation is not None:
+        handle.set_generation_config(generation)
 
 
 def _home(weights: Weights, model: nn.Module) -> Path | None:

@@ -66,6 +66,12 @@ class Handle:
         taken = {tier: sum(size for use, size in parts[tier].items() if use != "kv") for tier in tiers}
         return sum(max(0, self.plan.limits[tier] - taken[tier]) for tier in tiers)
 
+    def set_generation_config(self, config: Any) -> None:
+        """Give the model a generation config until `undo()`; like the one it had, it may not compile the model."""
+        config.disable_compile = True
+        if self._journal is not None:
+            self._journal.set_attribute(self._model, "generation_config", config)
+
     def rebudget(self, budget: str) -> None:
         """Change the budget of the running model.
 

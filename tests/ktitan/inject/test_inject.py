@@ -102,6 +102,17 @@ class TestUndo:
         ktitan.optimize_and_load(model, "auto", weights=folder, device="cpu")
         assert (logits(model) - logits(stock)).abs().max() < 1e-4
 
+    def test_the_generation_config_comes_with_the_weights_and_goes_with_undo(self, saved):
+        folder, _ = saved
+        (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7], "max_new_tokens": 3}')
+        model = on_meta(folder)
+        before = model.generation_config
+        ktitan.optimize_and_load(model, "auto", weights=folder, device="cpu")
+        assert model.generation_config.eos_token_id == [2, 7]
+        assert model.generation_config.disable_compile  # an injected operator is opaque to torch.compile
+        model.ktitan.undo()
+        assert model.generation_config is before and not before.disable_compile
+
 
 class TestAllOrNothing:
     def test_a_read_that_fails_leaves_the_stock_model_on_meta(self, saved, monkeypatch):
