@@ -15,7 +15,7 @@ import torch
 
 from ktitan.weights.source import TensorInfo, WeightSource
 
-__all__ = ["Concat", "Converted", "Expression", "Held", "Reordered", "Reshaped", "Select", "Shifted", "Stack", "Stored"]
+__all__ = ["Concat", "Converted", "Expression", "Held", "Reordered", "Reshaped", "Shifted", "Stack", "Stored"]
 
 
 class Expression(ABC):
@@ -49,7 +49,7 @@ class Expression(ABC):
 
 
 class Stored(Expression):
-    """Rows of one stored tensor: all of it, or one entry of its first dimension (`Select` makes those)."""
+    """Rows of one stored tensor: all of it, or one entry of its first dimension."""
 
     def __init__(self, source: WeightSource, info: TensorInfo, entry: int | None = None) -> None:
         self.source = source
@@ -177,18 +177,6 @@ class Shifted(_Of):
     def write(self, out: torch.Tensor) -> None:
         """Add before rounding to the dtype of `out`."""
         out.copy_(self.part.dense(torch.float32) + self.addend)
-
-
-class Select(_Of):
-    """Entry `index` of the first dimension."""
-
-    def __init__(self, part: Expression, index: int) -> None:
-        super().__init__(part, part.shape[1:])
-        self.index = index
-
-    def write(self, out: torch.Tensor) -> None:
-        """Read the whole part and keep one entry."""
-        out.copy_(self.part.dense(out.dtype)[self.index])
 
 
 class Converted(_Many):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ktitan.weights.expression import Concat, Converted, Reordered, Reshaped, Select, Shifted, Stack, Stored
+from ktitan.weights.expression import Concat, Converted, Reordered, Reshaped, Shifted, Stack, Stored
 from ktitan.weights.opening import open_source
 
 
@@ -54,10 +54,9 @@ def test_reordered_rows(leaf, tensors):
     same(Reordered(leaf("v"), index), tensors["v"][index])
 
 
-def test_reshaped_shifted_selected(leaf, tensors):
+def test_reshaped_and_shifted(leaf, tensors):
     same(Reshaped(leaf("a"), (9, 8)), tensors["a"].view(9, 8))
     same(Shifted(leaf("v"), -1.0), tensors["v"] - 1.0)
-    same(Select(leaf("b"), 1), tensors["b"][1])
 
 
 def test_converted_runs_its_function(leaf, tensors):
