@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+# An editable install does not see that native sources have changed; a change of any installs again, and so builds.
+NATIVE := $(wildcard csrc/cpu/*.cpp csrc/cpu/*.h)
+NATIVE_NOTE := ktitan/native/_cpu_build.txt
 INSTALLED := $(VENV)/.installed
 PROMPT ?= Name three things that a good teacher does.
 
@@ -10,12 +13,13 @@ PROMPT ?= Name three things that a good teacher does.
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml setup.py $(CONSTRAINTS)
+$(INSTALLED): pyproject.toml setup.py $(CONSTRAINTS) $(NATIVE)
 	@echo "making $(VENV) with $$($(PYTHON) --version), pinned by $(CONSTRAINTS)"
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "this Python has no venv; on Debian: apt install python3-venv"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check setuptools -c $(CONSTRAINTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c $(CONSTRAINTS) -e '.[dev]'
+	@[ ! -f $(NATIVE_NOTE) ] || { printf 'the native CPU library was not built, numba computes instead: '; cat $(NATIVE_NOTE); }
 	@touch $@
 
 demo: $(INSTALLED)
@@ -46,4 +50,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build *.egg-info
+	rm -rf .venv .venv-oldest build *.egg-info ktitan/native/_cpu.so $(NATIVE_NOTE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-__all__ = ["Variable", "log_level"]
+__all__ = ["CPU_ISA", "THREADS", "Variable", "log_level"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,10 @@ class Variable:
 
 
 LOG = Variable("KTITAN_LOG", "warning", "level of ktitan's log lines on stderr: debug, info, warning or error")
+CPU_ISA = Variable(
+    "KTITAN_CPU_ISA", "avx512", "highest instruction set of CPU kernels: generic, avx2 or avx512; it only lowers"
+)
+THREADS = Variable("KTITAN_THREADS", "", "threads of CPU kernels; by default one for each CPU that may be used")
 
 
 def log_level() -> str:

@@ -6,14 +6,16 @@ Every operator has the same five parts in the same order: a frozen `Config`, `su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError
+from ktitan.formats import StoredLayout
 from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
 
@@ -36,6 +38,8 @@ class OperatorContext:
         tier: where its weights live: "vram", "ram" or "nvme".
         dtype: floating dtype of the model at this place.
         formats: for each parameter or buffer of the module (names relative to it), the stored formats that make it up.
+        layouts: for each matrix (or stack of matrices) whose rows are stored whole, how; operators that keep weights
+            packed go by it.
         hardware: the machine.
     """
 
@@ -46,6 +50,7 @@ class OperatorContext:
     dtype: torch.dtype
     hardware: Hardware
     formats: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    layouts: Mapping[str, StoredLayout] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ class MemoryNeed:
     resident_bytes: int
     format: str
     kernel: str
+
+
+T = TypeVar("T")
+OperatorT = TypeVar("OperatorT", bound="Operator")
 
 
 class ModuleWeights(Protocol):
@@ -80,8 +89,27 @@ class ModuleWeights(Protocol):
             IoError: the source could not be read.
         """
 
+    def layout(self, name: str) -> StoredLayout | None:
+        """How the rows of `name` are stored; None when they are not stored whole."""
 
-OperatorT = TypeVar("OperatorT", bound="Operator")
+    def read_rows(self, name: str, out: np.ndarray, first: int = 0, entry: int | None = None) -> None:
+        """Fill `out`, uint8 [count, row_bytes], with stored rows of `name` from `first` on.
+
+        Args:
+            name: a tensor that has a layout.
+            out: rows without gaps between them.
+            first: first row, within the entry when one is given.
+            entry: index along the first dimension of a stack of matrices.
+
+        Raises:
+            WeightError: the rows are not stored whole, or have another width.
+            IoError: the source could not be read.
+        """
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` returns, or what it returned for the same stored tensor before: tied modules and the operators
+        of two phases hold one packed matrix together.
+        """
 
 
 class Operator(nn.Module):

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from ktitan.operators.attention.torch import TorchAttention
-from ktitan.operators.embedding import TorchEmbedding
+from ktitan.operators.embedding.cpu import CpuEmbedding
+from ktitan.operators.embedding.torch import TorchEmbedding
+from ktitan.operators.experts.cpu import CpuExperts
 from ktitan.operators.experts.torch import TorchExperts
+from ktitan.operators.linear.cpu import CpuLinear
 from ktitan.operators.linear.torch import TorchLinear
 from ktitan.operators.norm import TorchNorm
 
-__all__ = ["TorchAttention", "TorchEmbedding", "TorchExperts", "TorchLinear", "TorchNorm"]
+__all__ = [
+    "CpuEmbedding",
+    "CpuExperts",
+    "CpuLinear",
+    "TorchAttention",
+    "TorchEmbedding",
+    "TorchExperts",
+    "TorchLinear",
+    "TorchNorm",
+]

@@ -24,6 +24,7 @@ __all__ = [
     "probing",
     "shell_of",
     "surplus_reason",
+    "take_bias",
 ]
 
 DENSE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -107,6 +108,16 @@ def fill_parameters(operator: nn.Module, weights: ModuleWeights, device: torch.d
             message = f"{name} has shape {tuple(tensor.shape)} where {tuple(blank.shape)} is expected"
             raise WeightError(message, path, "check that the weights belong to this model")
         operator.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+
+def take_bias(weights: ModuleWeights, name: str) -> nn.Parameter:
+    """A bias as a float32 parameter on the CPU, for operators that add it to float32 sums.
+
+    Raises:
+        WeightError: no source fills it.
+        IoError: the source could not be read.
+    """
+    return nn.Parameter(weights.tensor(name, torch.float32, "cpu"), requires_grad=False)
 
 
 @contextmanager

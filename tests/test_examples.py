@@ -36,7 +36,8 @@ def test_the_custom_operator_computes_what_the_stock_mlp_does(repository, tiny_g
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     try:
-        plain, tokenizer = ktitan.load(tiny_gguf, device="cpu", dtype="float32")
+        stock = [{"match": {"name": "lm_head"}, "replace": {"class": "keep"}}]
+        plain, tokenizer = ktitan.load(tiny_gguf, rules=stock, device="cpu", dtype="float32")
         fused, _ = ktitan.load(tiny_gguf, rules=example.RULES, device="cpu", dtype="float32")
     finally:
         operators.remove("mlp.fused")

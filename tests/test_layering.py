@@ -15,7 +15,7 @@ ALLOWED = {
     "registry": {"errors"},
     "context": {"errors"},
     "hardware": {"cgroups", "cpuinfo", "errors", "env"},
-    "native": {"errors", "env", "hardware"},
+    "native": {"errors", "env", "hardware", "formats"},
     "formats": {"errors", "registry"},
     "tiers": {"formats", "native", "errors"},
     "weights": {"formats", "registry", "errors"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.planning import plan_model
 from ktitan.engine.conversation import Conversation
-from ktitan.engine.generate import GenerationStats, stream
+from ktitan.engine.generate import GenerationStats, generate_tokens, stream
 from ktitan.plan.write import to_rules
 from ktitan.tiers import format_bytes
 
@@ -13,6 +13,7 @@ __all__ = [
     "Conversation",
     "GenerationStats",
     "format_bytes",
+    "generate_tokens",
     "load",
     "optimize_and_load",
     "plan_model",

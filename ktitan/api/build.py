@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,20 @@ from ktitan.api.locate import ModelFiles
 from ktitan.errors import UnsupportedError, WeightError
 from ktitan.hardware import Hardware
 from ktitan.weights.gguf_config import config_from_gguf, generation_config_from_gguf
+from ktitan.weights.gguf_router import router_notes, set_routers
 from ktitan.weights.gguf_source import GgufSource
 from ktitan.weights.gguf_tokenizer import tokenizer_from_gguf
 from ktitan.weights.source import WeightSource
 
-__all__ = ["build_model", "build_tokenizer", "choose_dtype", "generation_config_of", "is_packed", "read_config"]
+__all__ = [
+    "build_model",
+    "build_tokenizer",
+    "choose_dtype",
+    "generation_config_of",
+    "is_packed",
+    "notes_of",
+    "read_config",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -94,19 +104,27 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     """
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except _CONFIG_FAULTS as error:
         kind = getattr(config, "model_type", type(config).__name__)
         message = f"transformers builds no causal language model from its config: {type(error).__name__}: {error}"
         raise UnsupportedError(message, kind, "check model_type and the sizes in config.json") from error
+    set_routers(model)
+    return model
 
 
 def choose_dtype(
-    asked: str | torch.dtype | None, config: PreTrainedConfig, hardware: Hardware, device: str
+    asked: str | torch.dtype | None,
+    config: PreTrainedConfig,
+    hardware: Hardware,
+    device: str,
+    sources: Sequence[WeightSource] = (),
 ) -> torch.dtype:
     """What the model computes in: as asked, else the checkpoint's dtype; float32 for float16 on a CPU, slow as it is.
 
-    A GGUF has no dtype of its own: bfloat16 on a GPU or a processor with bfloat16 instructions, else float32.
+    On the CPU a quantised GGUF means float32: its matrices stay packed, and activations go to their kernels unrounded.
+    A GGUF of plain floats has no dtype of its own: bfloat16 on a GPU or a processor with bfloat16 instructions, else
+    float32.
     """
     if isinstance(asked, torch.dtype):
         return asked
@@ -118,9 +136,17 @@ def choose_dtype(
         return DTYPES[asked]
     stored = getattr(config, "dtype", None)
     on_cpu = torch.device(device).type == "cpu"
+    if on_cpu and any(isinstance(source, GgufSource) and source.is_quantised for source in sources):
+        return torch.float32
     if isinstance(stored, torch.dtype):
         return torch.float32 if on_cpu and stored is torch.float16 else stored
     return torch.bfloat16 if not on_cpu or {"avx512_bf16", "amx_bf16"} & hardware.cpu.isa else torch.float32
+
+
+def notes_of(files: ModelFiles, sources: Sequence[WeightSource]) -> list[str]:
+    """What a plan should say about the files themselves."""
+    described = [one for one in sources if isinstance(one, GgufSource)] if files.home is None else []
+    return [*files.notes, *(note for source in described for note in router_notes(source))]
 
 
 def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedTokenizerBase:

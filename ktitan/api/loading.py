@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ktitan.api.build import build_tokenizer, generation_config_of
+from ktitan.api.build import build_tokenizer, generation_config_of, notes_of
 from ktitan.api.locate import is_hub_id, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.errors import UnsupportedError
@@ -94,7 +94,8 @@ def load(
         gguf_path: GGUF weights for a folder that holds config and tokenizer.
         rules, budget, quant, device, context, keep_original, progress: as in `optimize_and_load`.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's (float32 for float16 on a
-            CPU); for a GGUF bfloat16 where the device has instructions for it, else float32.
+            CPU); for a quantised GGUF on the CPU float32; for other GGUFs bfloat16 where the device has instructions
+            for it, else float32.
 
     Raises:
         As `optimize_and_load`.
@@ -112,7 +113,7 @@ def load(
         context=context,
         keep_original=keep_original,
     )
-    plan.notes += ready.files.notes
+    plan.notes += notes_of(ready.files, ready.sources)
     generation = generation_config_of(ready.model, ready.files.home, ready.sources)
     _carry_out(ready.model, plan, keep_original, progress, generation)
     model: Any = ready.model

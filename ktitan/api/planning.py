@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ktitan.operators  # noqa: F401  fills the registry
-from ktitan.api.build import build_model, choose_dtype, is_packed, read_config
+from ktitan.api.build import build_model, choose_dtype, is_packed, notes_of, read_config
 from ktitan.api.locate import ModelFiles, locate
 from ktitan.errors import PlanError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
@@ -61,7 +61,8 @@ def prepare(
         # A GGUF beside a packed checkpoint stands for it whole: the two do not mix.
         sources = [source for source in sources if Path(source.path) in files.overrides]
         del config.quantization_config
-    return Prepared(files, sources, build_model(config, choose_dtype(dtype, config, hardware, place)), hardware, place)
+    computed = choose_dtype(dtype, config, hardware, place, sources)
+    return Prepared(files, sources, build_model(config, computed), hardware, place)
 
 
 def _open(files: ModelFiles, need_weights: bool) -> list[WeightSource]:
@@ -93,7 +94,7 @@ def plan_model(
     plan = plan_injection(
         ready.model, rules, ready.sources, budget=budget, device=ready.device, hardware=ready.hardware, context=context
     )
-    plan.notes += ready.files.notes
+    plan.notes += notes_of(ready.files, ready.sources)
     return plan
 
 

@@ -35,3 +35,37 @@ def hw(
         hardware = detect()
         results = bench_hw.run(path, seconds, hardware=hardware, gpu=gpu, progress=status.update)
     (print_json if json else print_table)(results, machine(hardware))
+
+
+@bench.command("cpu")
+def cpu(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf, hub id, or demo.")],
+    peer: Annotated[
+        str | None, typer.Option(help="llamacpp: the same on llama-cpp-python, if it is installed.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.", min=1)] = 512,
+    new: Annotated[int, typer.Option(help="Tokens decoded after it.", min=1)] = 32,
+    rounds: Annotated[int, typer.Option(help="Timed rounds.", min=3)] = 5,
+    threads: Annotated[int | None, typer.Option(help="Threads; default: the usable CPUs.", min=1)] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, the machine first.")] = False,
+) -> None:
+    """Measure prefill and decode of MODEL on the CPU, against the memory's read rate and a peer."""
+    from rich.console import Console
+
+    from ktitan.bench import cpu as bench_cpu
+    from ktitan.bench.report import machine, print_json, print_table
+    from ktitan.hardware import detect
+
+    with Console(stderr=True).status("looking at the machine") as status:
+        hardware = detect()
+        results = bench_cpu.run(
+            model,
+            peer=peer,
+            prompt=prompt,
+            new=new,
+            rounds=rounds,
+            threads=threads,
+            hardware=hardware,
+            progress=status.update,
+        )
+    (print_json if json else print_table)(results, machine(hardware))

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from ktitan.formats import ggml, plain
 from ktitan.formats.base import Format, find_format, formats, register_format
+from ktitan.formats.layout import StoredLayout
 
-__all__ = ["Format", "find_format", "formats", "ggml", "plain", "register_format"]
+__all__ = ["Format", "StoredLayout", "find_format", "formats", "ggml", "plain", "register_format"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -100,6 +101,7 @@ class _Application:
         self.replacements: list[_Replacement] = []
         self.phases = Phases()
         self.switches = 0
+        self.packed: dict[Hashable, Any] = {}
         self._meter(progress)
 
     def carry_out(self, keep_original: bool) -> Handle:
@@ -161,7 +163,7 @@ class _Application:
             operator.load(view)
 
     def _view(self, path: str, dtypes: dict[str, torch.dtype]) -> BoundWeights:
-        return BoundWeights(self.weights, path, dtypes, self._resident)
+        return BoundWeights(self.weights, path, dtypes, self._resident, self.packed)
 
     def _resident(self, name: str) -> torch.Tensor | None:
         """A tensor of the injected model by its stock name, when it is loaded."""

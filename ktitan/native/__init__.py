@@ -1,1 +1,20 @@
-"""The only package that may touch native code; this version has none and computes with PyTorch."""
+"""Products with packed weights on the CPU; the only package that touches ctypes and native code."""
+
+from __future__ import annotations
+
+from ktitan.native.backend import Backend, backend, native_reason
+from ktitan.native.bank import ExpertBank
+from ktitan.native.calls import embedding, experts, format_reason, linear
+from ktitan.native.matrix import PackedMatrix
+
+__all__ = [
+    "Backend",
+    "ExpertBank",
+    "PackedMatrix",
+    "backend",
+    "embedding",
+    "experts",
+    "format_reason",
+    "linear",
+    "native_reason",
+]

@@ -17,6 +17,8 @@ from ktitan.plan.devices import device_tier
 from ktitan.plan.rows import Choice
 from ktitan.registry import nearest, operators
 from ktitan.rules import KEEP, PLACEMENT_KEYS, Replace, Rule
+from ktitan.weights.expression import Expression
+from ktitan.weights.rows import ModuleLayouts
 
 __all__ = ["Chooser", "prefill_replace"]
 
@@ -31,37 +33,44 @@ class Chooser:
         self,
         hardware: Hardware,
         dtype: torch.dtype,
-        formats: Mapping[str, Mapping[str, tuple[str, ...]]],
+        stored: Mapping[str, Mapping[str, Expression]],
         lenient: bool = False,
     ) -> None:
         self.hardware = hardware
         self.dtype = dtype
-        self.formats = formats
+        self.stored = stored
         self.lenient = lenient
         self._refused: dict[str, list[str]] = {}
         self._configs: dict[tuple[str, str, str], Any] = {}
         self._faults: dict[tuple[str, str, str], list[str]] = {}
 
     def choose(self, replace: Replace, path: str, module: nn.Module, placement: Mapping[str, str]) -> Choice | None:
-        """The choice for `module`, or None after noting why not."""
-        operator = self._operator(replace)
-        if operator is None:
-            return None
-        config = self._config(operator, replace)
+        """The choice for `module`: the first operator of the rule that supports it. None after noting why not."""
+        context = self._context(path, module, placement)
+        reasons: list[str] = []
+        for name in replace.operators:
+            operator = self._operator(name, replace)
+            config = None if operator is None else self._config(operator, replace)
+            if operator is None or config is None or not self._home_is_legal(operator, context, replace, placement):
+                return None
+            reason = operator.supports(context, config)
+            if reason is None:
+                return Choice(operator, config, context, tuple(reasons))
+            reasons.append(f"{name} cannot replace {type(module).__name__}: {reason}")
+        message = "; ".join(reasons)
+        if self.lenient:
+            self._refused.setdefault(message, []).append(path)
+        else:
+            self._note(str(replace.location), message, 'narrow the match, or use "keep"', path)
+        return None
+
+    def _context(self, path: str, module: nn.Module, placement: Mapping[str, str]) -> OperatorContext:
         device = torch.device(placement["device"])
         tier = placement.get("home", device_tier(device))
-        context = OperatorContext(path, module, device, tier, self.dtype, self.hardware, self.formats.get(path, {}))
-        if not self._home_is_legal(operator, context, replace, placement) or config is None:
-            return None
-        reason = operator.supports(context, config)
-        if reason is not None:
-            message = f"{replace.operator} cannot replace {type(module).__name__}: {reason}"
-            if self.lenient:
-                self._refused.setdefault(message, []).append(path)
-                return None
-            self._note(str(replace.location), message, 'narrow the match, or use "keep"', path)
-            return None
-        return Choice(operator, config, context)
+        stored = self.stored.get(path, {})
+        formats = {name: expression.formats for name, expression in stored.items()}
+        layouts = ModuleLayouts(stored)
+        return OperatorContext(path, module, device, tier, self.dtype, self.hardware, formats, layouts)
 
     def check_names(self, rule: Rule) -> None:
         """Note a rule's unknown operators and kwargs, whether or not it hits a module."""
@@ -74,9 +83,13 @@ class Chooser:
                 "",
             )
         for replace in parts:
-            operator = self._operator(replace)
-            if operator is not None:
-                self._config(operator, replace)
+            found = [operator for operator in (self._operator(name, replace) for name in replace.operators) if operator]
+            self._check_kwargs(found, replace)
+            if len({operator.keeps_children for operator in found}) > 1:
+                message = (
+                    f"{' and '.join(replace.operators)} cannot be alternatives: only one keeps the module's children"
+                )
+                self._note(str(replace.location), message, "name operators of one kind", "")
 
     def may_alternate(self, rule: Rule, decode: Choice, prefill: Choice) -> bool:
         """Whether two operators can stand at one place; notes why not."""
@@ -104,34 +117,42 @@ class Chooser:
             result.append(Fault(message + place, where, remedy))
         return result
 
-    def _operator(self, replace: Replace) -> type[Operator] | None:
-        operator = operators.find(replace.operator)
-        if operator is None and replace.operator != KEEP:
-            remedy = nearest(replace.operator, [*operators.names(), KEEP])
-            self._note(str(replace.location), f"no operator named {replace.operator!r}", remedy, "")
+    def _operator(self, name: str, replace: Replace) -> type[Operator] | None:
+        operator = operators.find(name)
+        if operator is None and replace.operators != (KEEP,):
+            remedy = nearest(name, [*operators.names(), KEEP])
+            self._note(str(replace.location), f"no operator named {name!r}", remedy, "")
         return operator
 
+    def _check_kwargs(self, found: list[type[Operator]], replace: Replace) -> None:
+        """Note kwargs that no operator of the rule has, and values that one of them refuses."""
+        known = sorted({field.name for operator in found for field in dataclasses.fields(operator.Config)})
+        for name in replace.kwargs if len(found) == len(replace.operators) else ():
+            if name not in known:
+                message = f"{' or '.join(replace.operators)} has no kwarg {name!r}"
+                self._note(str(replace.kwarg_location(name)), message, nearest(name, [*known, *PLACEMENT_KEYS]), "")
+        for operator in found:
+            self._config(operator, replace)
+
     def _config(self, operator: type[Operator], replace: Replace) -> Any | None:
-        key = (replace.operator, str(replace.location), repr(replace.kwargs))
+        key = (operator.operator_name, str(replace.location), repr(replace.kwargs))
         if key not in self._configs:
             self._configs[key] = self._validated(operator, replace)
         return self._configs[key]
 
     def _validated(self, operator: type[Operator], replace: Replace) -> Any | None:
-        known = [field.name for field in dataclasses.fields(operator.Config)]
-        unknown = [name for name in replace.kwargs if name not in known]
-        for name in unknown:
-            remedy = nearest(name, [*known, *PLACEMENT_KEYS])
-            self._note(str(replace.kwarg_location(name)), f"{replace.operator} has no kwarg {name!r}", remedy, "")
-        if unknown:
+        """The config from the kwargs that the operator has; an alternative in the same rule may have others."""
+        own = {field.name for field in dataclasses.fields(operator.Config)}
+        given = {name: value for name, value in replace.kwargs.items() if name in own}
+        if len(replace.operators) == 1 and len(given) < len(replace.kwargs):
             return None
         try:
-            return TypeAdapter(operator.Config).validate_python(dict(replace.kwargs))
+            return TypeAdapter(operator.Config).validate_python(given)
         except ValidationError as error:
             for item in error.errors():
                 name = str(item["loc"][0]) if item["loc"] else ""
                 found = f"found {item['input']!r}" if name in replace.kwargs else "it is not given"
-                message = f"{replace.operator}: kwarg {name!r}: {item['msg']} ({found})"
+                message = f"{operator.operator_name}: kwarg {name!r}: {item['msg']} ({found})"
                 self._note(str(replace.kwarg_location(name)), message, _expected(operator, name), "")
             return None
 
@@ -170,7 +191,7 @@ def _expected(operator: type[Operator], name: str) -> str:
 def prefill_replace(rule: Rule) -> Replace:
     """A rule's prefill part with what it leaves out taken from the main part; kwargs only for the same operator."""
     main, own = rule.replace, rule.prefill
-    if own is None or own.operator != main.operator:
+    if own is None or own.operators != main.operators:
         return own or main
     lines = {**main.kwarg_lines, **own.kwarg_lines}
-    return Replace(own.operator, {**main.kwargs, **own.kwargs}, own.placement, own.location, lines)
+    return Replace(own.operator, {**main.kwargs, **own.kwargs}, own.placement, own.location, lines, own.others)

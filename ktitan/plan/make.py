@@ -23,6 +23,7 @@ from ktitan.plan.visit import Visit, placed, visit_modules
 from ktitan.rules import Location, RuleSet, packaged_folder
 from ktitan.tiers import UNLIMITED, Budget
 from ktitan.weights.binding import WeightMap, bind
+from ktitan.weights.expression import Expression
 from ktitan.weights.source import WeightSource
 
 __all__ = ["make_plan", "model_dtype"]
@@ -106,8 +107,7 @@ def model_dtype(model: nn.Module) -> torch.dtype:
 
 def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
     """Fill decisions, devices and rows."""
-    formats = _formats_by_module(inputs.weights, visits)
-    chooser = Chooser(inputs.hardware, inputs.dtype, formats, inputs.lenient)
+    chooser = Chooser(inputs.hardware, inputs.dtype, _stored_by_module(inputs.weights, visits), inputs.lenient)
     stock_again: set[str] = set()  # what an operator refused under lenient rules, with all that it would have taken
     for rule in inputs.rules.rules:
         chooser.check_names(rule)
@@ -165,18 +165,18 @@ def _stock_bytes(module: nn.Module, decision: Decision) -> int:
     return sum(t.numel() * t.element_size() for t in [*module.parameters(recurse), *module.buffers(recurse)])
 
 
-def _formats_by_module(weights: WeightMap | None, visits: Sequence[Visit]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Stored formats of each module's tensors, by the module's path and the tensor's relative name."""
+def _stored_by_module(weights: WeightMap | None, visits: Sequence[Visit]) -> dict[str, dict[str, Expression]]:
+    """How each module's tensors are stored, by the module's path and the tensor's relative name."""
     if weights is None:
         return {}
-    result: dict[str, dict[str, tuple[str, ...]]] = {visit.path: {} for visit in visits}
+    result: dict[str, dict[str, Expression]] = {visit.path: {} for visit in visits}
     for name in [*weights.bindings, *weights.tied]:
-        formats = weights.bindings[weights.tied.get(name, name)].formats
+        expression = weights.bindings[weights.tied.get(name, name)]
         pieces = name.split(".")
         for cut in range(len(pieces)):
             owner = ".".join(pieces[:cut])
             if owner in result:
-                result[owner][".".join(pieces[cut:])] = formats
+                result[owner][".".join(pieces[cut:])] = expression
     return result
 
 
@@ -200,6 +200,8 @@ def _replaced_row(inputs: _Inputs, visit: Visit, decision: Decision) -> PlanRow:
     row = _row(
         inputs, visit, choice.operator.operator_name, need, choice.context.device, not choice.operator.keeps_children
     )
+    if row.notes:  # the weights are not held as they are stored: say why an operator that would is not it
+        row = _changed(row, row.bytes, "; ".join((row.notes, *choice.refused)))
     if prefill is None:
         return row
     extra = prefill.operator.memory(prefill.context, prefill.config)

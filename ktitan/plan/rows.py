@@ -49,11 +49,12 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Choice:
-    """An operator with its validated config at one place."""
+    """An operator with its validated config at one place; `refused`: why operators before it in the rule are not it."""
 
     operator: type[Operator]
     config: Any
     context: OperatorContext
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ktitan.rules.faultlog import FaultLog
 from ktitan.rules.fields import Fields, plain
 from ktitan.rules.layers import parse_layers
 from ktitan.rules.match import Match
-from ktitan.rules.nodes import BrokenNode, ListNode, Location, MapNode, Node, describe, shorten
+from ktitan.rules.nodes import BrokenNode, ListNode, Location, MapNode, Node, ScalarNode, describe, shorten
 from ktitan.rules.placement import parse_placement
 from ktitan.rules.ruleset import KEEP, PLACEMENT_KEYS, Replace, Rule
 
@@ -103,28 +103,28 @@ def _replace(node: Node, log: FaultLog) -> tuple[Replace | None, Replace | None,
     if fields is None:
         return None, None, None
     fields.require("class", _OPERATOR)
-    replace = _operation(fields, "", log)
+    replace = _operation(fields, ("",), log)
     prefill = fields.get("prefill")
     return (
         replace,
-        None if prefill is None else _prefill(prefill, replace.operator, log),
+        None if prefill is None else _prefill(prefill, replace.operators, log),
         fields.text("source", "name one of the weight sources, such as experts.gguf"),
     )
 
 
-def _prefill(node: Node, operator: str, log: FaultLog) -> Replace | None:
+def _prefill(node: Node, operators: tuple[str, ...], log: FaultLog) -> Replace | None:
     """`prefill:`: another operator, other kwargs or both."""
     fields = Fields.of(node, "prefill", log)
     if fields is None:
         return None
     if fields.get("class") is None and fields.get("kwargs") is None:
         log.add(fields.location, "prefill changes nothing", "give class or kwargs, or remove it")
-    return _operation(fields, operator, log)
+    return _operation(fields, operators, log)
 
 
-def _operation(fields: Fields, default: str, log: FaultLog) -> Replace:
-    """The operator and kwargs of `replace` or `prefill`; `default` is the operator when none is named."""
-    operator = fields.text("class", _OPERATOR) or default
+def _operation(fields: Fields, default: tuple[str, ...], log: FaultLog) -> Replace:
+    """The operators and kwargs of `replace` or `prefill`; `default` are the operators when none is named."""
+    operator, *others = _operators(fields, log) or default
     kwargs: dict[str, Any] = {}
     placement: dict[str, str] = {}
     lines: dict[str, int] = {}
@@ -140,7 +140,29 @@ def _operation(fields: Fields, default: str, log: FaultLog) -> Replace:
             kwargs[key] = plain(entry.value, log)
     location = fields.location_of("class")
     # The place in a Python structure names a value, not a line: it has to be one that holds the kwargs, too.
-    return Replace(operator, kwargs, placement, location if location.line else fields.location, lines)
+    return Replace(operator, kwargs, placement, location if location.line else fields.location, lines, tuple(others))
+
+
+def _operators(fields: Fields, log: FaultLog) -> tuple[str, ...]:
+    """`class:` of `replace` or `prefill`: one operator, or a list whose first that supports a module is taken."""
+    node = fields.get("class")
+    if not isinstance(node, ListNode):
+        name = fields.text("class", _OPERATOR)
+        return (name,) if name else ()
+    names = tuple(item.value for item in node.items if isinstance(item, ScalarNode) and isinstance(item.value, str))
+    if any(isinstance(item, BrokenNode) for item in node.items):
+        log.spoil()
+    elif len(names) < len(node.items) or not all(names):
+        log.add(node.location, "class has an entry that is not text", _OPERATOR)
+    elif not names:
+        log.add(node.location, "class is an empty list", _OPERATOR)
+    elif KEEP in names:
+        log.add(node.location, "keep cannot be one of several", "name operators only, or `class: keep` alone")
+    elif len(set(names)) < len(names):
+        log.add(node.location, f"class names an operator twice: {', '.join(names)}", "name each once")
+    else:
+        return names
+    return ()
 
 
 def _kwarg_nodes(fields: Fields, log: FaultLog) -> MapNode:

@@ -27,6 +27,7 @@ class Replace:
         placement: those of `PLACEMENT_KEYS` that are given, values checked.
         location: where the operator is named (in a Python structure: the replace mapping).
         kwarg_lines: line of each kwarg and placement key, in `location.file`; 0 in a Python structure.
+        others: operators to take in turn where those before them do not support a module.
     """
 
     operator: str
@@ -34,6 +35,12 @@ class Replace:
     placement: Mapping[str, str] = field(default_factory=dict)
     location: Location = field(default_factory=lambda: Location("rules"))
     kwarg_lines: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """`operator` and the others, in the order of preference."""
+        return (self.operator, *self.others)
 
     def kwarg_location(self, name: str) -> Location:
         """Where a kwarg or placement key stands; the operator's place for one that is not given."""
@@ -66,7 +73,7 @@ class Rule:
     @property
     def label(self) -> str:
         """The rule in one line, for tables and messages."""
-        return f"{self.match} -> {self.replace.operator}"
+        return f"{self.match} -> {' or '.join(self.replace.operators)}"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ktitan.errors import FormatError, UnsupportedError
 from ktitan.weights.gguf_grouped import USE_FOLDER, gemma3, llama, qwen2, qwen2_moe, qwen3, qwen3_moe
 from ktitan.weights.gguf_metadata import GgufKeys, token_id
 from ktitan.weights.gguf_rope import rope_parameters
+from ktitan.weights.gguf_router import SOFTMAX_SCORES
 from ktitan.weights.gguf_source import GgufSource
 
 __all__ = ["FAMILIES", "Family", "config_from_gguf", "generation_config_from_gguf"]
@@ -62,7 +63,8 @@ def config_from_gguf(source: GgufSource) -> PretrainedConfig:
 
     Architecture "llama" gives Llama, or Mixtral when there are experts; "gemma3" gives its text model. "deepseek2"
     covers DeepSeek V2 and V3; what sets their classes apart is the router: sigmoid scores (`expert_gating_func` 2)
-    with a selection bias are V3's, softmax is V2's. A file without that key means softmax, as in llama.cpp.
+    with a selection bias are V3's, softmax is V2's. A file without that key means softmax, as in llama.cpp; where it
+    has biases or normalised weights all the same, `scoring_func` of V3's config says so (`ktitan.weights.gguf_router`).
 
     Raises:
         UnsupportedError: the architecture is unknown, or the file asks for what the class cannot compute.
@@ -166,7 +168,7 @@ def _deepseek(keys: GgufKeys) -> tuple[type[PretrainedConfig], dict[str, Any]]:
     if gating == SIGMOID:
         return DeepseekV3Config, _sigmoid_router(keys, values)
     if gating == SOFTMAX:
-        return DeepseekV2Config, _softmax_router(keys, values)
+        return _softmax_router(keys, values)
     raise UnsupportedError(f"expert_gating_func {gating} is neither softmax nor sigmoid", keys.source.path, USE_FOLDER)
 
 
@@ -181,21 +183,13 @@ def _sigmoid_router(keys: GgufKeys, values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "rope_interleave": True}
 
 
-def _softmax_router(keys: GgufKeys, values: dict[str, Any]) -> dict[str, Any]:
-    biased = next((name for name in keys.source.tensors if name.endswith("exp_probs_b.bias")), None)
-    if biased is not None:
-        # A converter that does not find `scoring_func` leaves the key out of V3 files; softmax would be wrong, quietly.
-        raise UnsupportedError(
-            f"{biased!r} belongs to a sigmoid router, but the file has no deepseek2.expert_gating_func = 2",
-            keys.source.path,
-            f"set that key (gguf-new-metadata), or {USE_FOLDER}",
-        )
-    if values["norm_topk_prob"] and keys.integer("expert_used_count") > 1:
-        raise UnsupportedError(
-            "softmax routing with normalised weights, which DeepSeek V2 does not have", keys.source.path, USE_FOLDER
-        )
+def _softmax_router(keys: GgufKeys, values: dict[str, Any]) -> tuple[type[PretrainedConfig], dict[str, Any]]:
+    """V2's class, or V3's with softmax scores where the file has what V2 lacks."""
+    biased = any(name.endswith("exp_probs_b.bias") for name in keys.source.tensors)
+    if biased or values["norm_topk_prob"]:
+        return DeepseekV3Config, {**_sigmoid_router(keys, values), "scoring_func": SOFTMAX_SCORES}
     grouped = values["n_group"] > 1
-    return {**values, "topk_method": "group_limited_greedy" if grouped else "greedy"}
+    return DeepseekV2Config, {**values, "topk_method": "group_limited_greedy" if grouped else "greedy"}
 
 
 FAMILIES: dict[str, Family] = {

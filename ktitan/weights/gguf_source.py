@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ktitan.errors import Fault, FormatError, WeightError
+from ktitan.formats import find_format
 from ktitan.weights.gguf_header import GgufHeader, read_header
 from ktitan.weights.source import FileSource, TensorInfo
 
@@ -40,6 +41,11 @@ class GgufSource(FileSource):
         if not isinstance(architecture, str):
             raise FormatError(f"the metadata has no {ARCHITECTURE_KEY}", path, "give a model's file, converted anew")
         self.architecture: str = architecture
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether any tensor is stored in blocks."""
+        return any(find_format(info.format, info.name).torch_dtype is None for info in self.tensors.values())
 
 
 def open_gguf(path: str | Path) -> GgufSource:

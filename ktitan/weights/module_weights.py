@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from ktitan.errors import WeightError
+from ktitan.formats import StoredLayout
 from ktitan.weights.binding import WeightMap
-from ktitan.weights.expression import Expression
+from ktitan.weights.expression import Expression, Stored
+from ktitan.weights.rows import layout_of, read_rows
 
 __all__ = ["BoundWeights"]
 
+T = TypeVar("T")
 Lookup = Callable[[str], "torch.Tensor | None"]
 
 
@@ -27,15 +32,22 @@ class BoundWeights:
         path: dotted path of the module.
         dtypes: the stock dtype of each tensor of the module, by relative name, in the stock order.
         resident: finds a tensor that is loaded already by its full name, so that tied tensors are read once.
+        packed: packed matrices that operators of this load hold, by what is stored in them.
     """
 
     def __init__(
-        self, weights: WeightMap, path: str, dtypes: Mapping[str, torch.dtype], resident: Lookup = _nothing
+        self,
+        weights: WeightMap,
+        path: str,
+        dtypes: Mapping[str, torch.dtype],
+        resident: Lookup = _nothing,
+        packed: dict[Hashable, Any] | None = None,
     ) -> None:
         self._weights = weights
         self._path = path
         self._dtypes = dtypes
         self._resident = resident
+        self._packed: dict[Hashable, Any] = {} if packed is None else packed
         self._shared: dict[tuple[str, torch.dtype, str], torch.Tensor] | None = None
 
     def names(self) -> list[str]:
@@ -81,9 +93,28 @@ class BoundWeights:
             self._shared[key] = made
         return made
 
+    def layout(self, name: str) -> StoredLayout | None:
+        """See `ModuleWeights.layout`."""
+        return layout_of(self.expression(name))
+
+    def read_rows(self, name: str, out: np.ndarray, first: int = 0, entry: int | None = None) -> None:
+        """See `ModuleWeights.read_rows`."""
+        read_rows(self.expression(name), out, first, entry)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """See `ModuleWeights.once`."""
+        full, expression = self._full(name), self.expression(name)
+        key: Hashable = self._weights.tied.get(full, full)
+        if isinstance(expression, Stored):
+            # An untied head may be filled from the embedding's tensor, too.
+            key = (id(expression.source), expression.info.name, expression.entry)
+        if key not in self._packed:
+            self._packed[key] = make()
+        return self._packed[key]
+
     def sharing(self) -> BoundWeights:
         """The same view, which hands out one tensor for equal requests: the operators of two phases share it."""
-        view = BoundWeights(self._weights, self._path, self._dtypes, self._resident)
+        view = BoundWeights(self._weights, self._path, self._dtypes, self._resident, self._packed)
         view._shared = {}
         return view
 

@@ -84,7 +84,7 @@ class FileSource(WeightSource):
     def read_bytes(self, info: TensorInfo, start: int, nbytes: int) -> np.ndarray:
         """`nbytes` stored bytes of a tensor from `start` on, as uint8 [nbytes]."""
         buffer = np.empty(nbytes, np.uint8)
-        self._read(info, start, buffer.data)
+        self.read_stored(info, start, buffer.data)
         return buffer
 
     def read_into(self, name: str, out: torch.Tensor, first_row: int = 0) -> None:
@@ -104,7 +104,7 @@ class FileSource(WeightSource):
         flat = out.view(-1, columns) if out.is_contiguous() else out.reshape(-1, columns)
         direct = stored.torch_dtype is out.dtype and out.device.type == "cpu" and out.is_contiguous()
         if direct:
-            self._read(info, first_row * row_bytes, _bytes_of(flat))
+            self.read_stored(info, first_row * row_bytes, _bytes_of(flat))
             return
         self._convert(info, flat, first_row, row_bytes)
         if not out.is_contiguous():
@@ -127,7 +127,12 @@ class FileSource(WeightSource):
                 numbers = torch.from_numpy(raw).view(stored.torch_dtype or torch.uint8).view(rows, -1)
             flat[row : row + rows].copy_(numbers)
 
-    def _read(self, info: TensorInfo, start: int, view: memoryview) -> None:
+    def read_stored(self, info: TensorInfo, start: int, view: memoryview) -> None:
+        """Fill `view` with the stored bytes of a tensor from `start` on.
+
+        Raises:
+            IoError: the file is shorter than its header said, changed, or could not be read.
+        """
         if start < 0 or start + len(view) > info.nbytes:
             raise IoError(
                 f"read of {len(view)} bytes at {start} leaves the tensor's {info.nbytes} bytes",

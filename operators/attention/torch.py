@@ -16,6 +16,7 @@ from ktitan.operators.attention.latent import dense_expansion, latent_attention
 from ktitan.operators.attention.probe import TOLERANCES, StepInputs, largest_difference, probe_module, with_eager
 from ktitan.operators.attention.rotary import Rotation, find_rotation
 from ktitan.operators.attention.spec import GroupedSpec, LatentSpec, read_spec
+from ktitan.operators.packed import exact_activations
 from ktitan.operators.stock import (
     KEEP_REMEDY,
     PROBE_FAULTS,
@@ -176,7 +177,8 @@ class TorchAttention(Operator):
         if key in _agreed:
             return
         twin = with_eager(self.stock_twin())
-        difference = _difference(self, twin, self.o_proj.out_features, dtype, device)
+        with exact_activations(self):
+            difference = _difference(self, twin, self.o_proj.out_features, dtype, device)
         if difference is None or difference > TOLERANCES[dtype]:
             found = "cannot be compared" if difference is None else f"differ by {difference:.1e} of the largest output"
             message = f"attention.torch and {self.stock.__name__} {found} in {dtype}"

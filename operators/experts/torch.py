@@ -25,7 +25,7 @@ from ktitan.operators.stock import (
 )
 from ktitan.registry import register_operator
 
-__all__ = ["ExpertFlags", "TorchExperts", "expert_groups", "read_flags"]
+__all__ = ["ExpertFlags", "TorchExperts", "expert_groups", "gate_shell", "read_flags"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,13 @@ def _shape_reason(module: Any, flags: ExpertFlags) -> str | None:
     return None
 
 
+def gate_shell(module: nn.Module) -> Any:
+    """A stock experts module without tensors: its gate reads its constants (alpha, limit, act_fn) from itself."""
+    gate = shell_of(type(module), plain_attributes(module))
+    gate._modules.update(module._modules)
+    return gate
+
+
 def expert_groups(top_k_index: torch.Tensor, experts: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Yields (expert, slots) for each expert that has tokens, in ascending order.
 
@@ -143,10 +150,7 @@ class TorchExperts(Operator):
         self.path = context.path
         self.load_device = context.device
         self.flags = flags
-        # The stock gate reads its constants (alpha, limit, act_fn) from its own module; in a tuple it is no child.
-        gate = shell_of(type(module), plain_attributes(module))
-        gate._modules.update(module._modules)
-        self.gate: tuple[Any] = (gate,)
+        self.gate: tuple[Any] = (gate_shell(module),)  # in a tuple it is no child
         mirror_parameters(self, module)
 
     @classmethod

@@ -44,6 +44,41 @@ def rule(replace, recursive=True, **match):
     return {"match": match, "replace": replace, "recursive": recursive}
 
 
+def test_the_first_operator_of_a_list_that_supports_a_module_is_taken():
+    plan = plan_of(
+        meta_model("mixtral"),
+        [
+            rule(
+                {"class": ["experts.torch", "linear.torch"], "kwargs": {"dtype": "float32"}},
+                name=r".*(experts|lm_head)",
+            ),
+        ],
+    )
+    plan.check()
+    found = rows(plan)
+    assert found["model.layers.0.mlp.experts"].operator == "experts.torch"
+    assert (found["lm_head"].operator, found["lm_head"].format) == ("linear.torch", "f32")
+
+
+@pytest.mark.parametrize(
+    ("replace", "message"),
+    [
+        (
+            {"class": ["norm.torch", "experts.torch"]},
+            "norm.torch cannot replace Linear.*; experts.torch cannot replace",
+        ),
+        ({"class": ["linear.torch", "linear.trch"]}, "no operator named 'linear.trch'"),
+        ({"class": ["linear.torch", "norm.torch"], "kwargs": {"dtpe": 1}}, "linear.torch or norm.torch has no kwarg"),
+        ({"class": ["linear.torch", "norm.torch"], "kwargs": {"dtype": 1}}, "linear.torch: kwarg 'dtype'"),
+        ({"class": ["linear.torch", "attention.torch"]}, "cannot be alternatives"),
+    ],
+)
+def test_faults_of_a_list_of_operators(replace, message):
+    plan = plan_of(meta_model("llama"), [rule(replace, name="lm_head")])
+    with pytest.raises(ktitan.RuleError, match=message):
+        plan.check()
+
+
 def test_first_match_wins():
     plan = plan_of(
         meta_model("llama"),

@@ -89,6 +89,15 @@ def test_prefill(prefill, operator, kwargs, placement):
     assert (found.operator, found.kwargs, found.placement) == (operator, kwargs, placement)
 
 
+def test_several_operators_in_the_order_of_preference():
+    rules = parse_text(rule_text(replace="{class: [a.x, b.x], kwargs: {q: 1}, prefill: {kwargs: {q: 2}}}"))
+    assert not rules.faults
+    replace, prefill = rules.rules[0].replace, rules.rules[0].prefill
+    assert (replace.operator, replace.others, replace.operators) == ("a.x", ("b.x",), ("a.x", "b.x"))
+    assert prefill.operators == ("a.x", "b.x")
+    assert rules.rules[0].label.endswith("-> a.x or b.x")
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:15"])
 @pytest.mark.parametrize("home", ["vram", "ram", "nvme"])
 def test_placement_values(device, home):
@@ -146,6 +155,11 @@ def test_faults_of_match(match, message, remedy):
         ("keep", "replace must be a mapping, found text 'keep'", "class, kwargs, prefill, source"),
         ("{class: 5}", "class of replace must be text, found number 5", "registered operator"),
         ("{class: }", "class of replace must be text, found nothing", "registered operator"),
+        ("{class: []}", "class is an empty list", "registered operator"),
+        ("{class: [a, 5]}", "class has an entry that is not text", "registered operator"),
+        ("{class: [a, '']}", "class has an entry that is not text", "registered operator"),
+        ("{class: [a, keep]}", "keep cannot be one of several", "`class: keep` alone"),
+        ("{class: [a, b, a]}", "class names an operator twice: a, b, a", "each once"),
         ("{class: a, device: cpu}", "unknown key 'device' in replace", "'device' belongs under `kwargs:`"),
         ("{class: a, kwarg: {}}", "unknown key 'kwarg' in replace", "'kwargs'"),
         ("{class: a, optional: true}", "unknown key 'optional' in replace", "belongs in the rule"),

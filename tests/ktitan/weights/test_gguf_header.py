@@ -5,11 +5,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from gguf_files import entry, pair, raw_gguf, text
 
 from ktitan.errors import FormatError
 from ktitan.weights.gguf_header import read_header
 from ktitan.weights.gguf_source import open_gguf
+
+from support.gguf_files import entry, pair, raw_gguf, text
 
 F32, Q4_0 = 0, 2
 UINT32, INT64, STRING, ARRAY = 4, 11, 8, 9

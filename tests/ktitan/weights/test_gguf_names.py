@@ -2,17 +2,6 @@
 
 import pytest
 import torch
-from gguf_files import (
-    deepseek_metadata,
-    describe,
-    gguf_tensors,
-    interleaved,
-    logits,
-    model_from_gguf,
-    random_model,
-    rounded,
-    write_model,
-)
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
@@ -31,6 +20,18 @@ from ktitan.errors import UnsupportedError
 from ktitan.weights.gguf_config import config_from_gguf
 from ktitan.weights.gguf_names import gguf_bindings
 from ktitan.weights.gguf_source import open_gguf
+
+from support.gguf_files import (
+    deepseek_metadata,
+    describe,
+    gguf_tensors,
+    interleaved,
+    logits,
+    model_from_gguf,
+    random_model,
+    rounded,
+    write_model,
+)
 
 SIZES = {
     "vocab_size": 64,

@@ -6,10 +6,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import write_model
 
 from ktitan.errors import FormatError, WeightError
 from ktitan.weights.gguf_source import open_gguf
+
+from support.gguf_files import write_model
 
 TENSORS = {f"blk.{index}.attn_norm.weight": torch.arange(8.0) + index for index in range(6)}
 

@@ -4,13 +4,14 @@ import json
 from itertools import pairwise
 
 import pytest
-from gguf_files import write_model
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ktitan.errors import FormatError, UnsupportedError
 from ktitan.weights.gguf_pretokenizers import PRETOKENIZERS
 from ktitan.weights.gguf_source import open_gguf
 from ktitan.weights.gguf_tokenizer import tokenizer_from_gguf
+
+from support.gguf_files import write_model
 
 HARD = "(x):\n->==1234567 naïve Ångström - ½ 🙂  two  spaces\n\n\t"
 TEXTS = [

@@ -23,7 +23,7 @@ from ktitan.operators.stock import (
 )
 from ktitan.registry import register_operator
 
-__all__ = ["TorchEmbedding"]
+__all__ = ["TorchEmbedding", "embedding_scale"]
 
 _PROBE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,7 +41,7 @@ class TorchEmbedding(Operator):
         self.num_embeddings = int(module.num_embeddings)
         self.embedding_dim = int(module.embedding_dim)
         self.padding_idx = module.padding_idx
-        self.scale = _scale(module)
+        self.scale = embedding_scale(module)
         mirror_parameters(self, module)
 
     @classmethod
@@ -80,7 +80,7 @@ def _look_up(ids: torch.Tensor, weight: torch.Tensor, scale: float | None) -> to
     return rows if scale is None else rows * torch.tensor(scale, dtype=weight.dtype, device=weight.device)
 
 
-def _scale(module: nn.Module) -> float | None:
+def embedding_scale(module: nn.Module) -> float | None:
     """The constant of a scaled subclass; the plain number stands in for a buffer that is still on meta.
 
     Raises:
@@ -101,7 +101,7 @@ def _scale(module: nn.Module) -> float | None:
 def _scaled_reason(module: nn.Module) -> str | None:
     """Run the stock forward on a small table of the same class; the reason when it is not `rows * scale`."""
     try:
-        scale = _scale(module)
+        scale = embedding_scale(module)
     except UnsupportedError as error:
         return error.message
     ids = torch.tensor([[3, 0, 15], [7, 7, 1]])

@@ -1,0 +1,84 @@
+"""What operators call: results in fresh tensors, any leading dimensions, and an entry for torch.compile."""
+
+from __future__ import annotations
+
+import torch
+
+from ktitan.errors import UnsupportedError
+from ktitan.formats import find_format
+from ktitan.native.backend import backend
+from ktitan.native.bank import ExpertBank
+from ktitan.native.matrix import PackedMatrix
+from ktitan.native.torch_ops import handle_of
+
+__all__ = ["embedding", "experts", "format_reason", "linear"]
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def format_reason(name: str) -> str | None:
+    """Why matrices of a storage format cannot be multiplied as they are, or None."""
+    stored = find_format(name, "matrix")
+    if stored.dequantize is not None or stored.torch_dtype in _FLOATS:
+        return None
+    return f"no CPU kernel reads {name}"
+
+
+def linear(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, activations: str) -> torch.Tensor:
+    """x [..., K] times the rows of `matrix` [N, K], plus `bias` [N] (float32) -> [..., N] in x's dtype.
+
+    Args:
+        x: float32, bfloat16 or float16 on the CPU.
+        matrix: the weight.
+        bias: added in float32 before the one rounding to x's dtype.
+        activations: "int8" or "float32"; see `ktitan.native.backend.Backend`.
+
+    Raises:
+        UnsupportedError: x is of another kind, or wants a gradient.
+    """
+    if torch.compiler.is_compiling():
+        return torch.ops.ktitan.linear_cpu(x, handle_of(matrix), bias, activations)
+    _refuse_gradient(x)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = torch.empty((rows.shape[0], matrix.rows), dtype=x.dtype)
+    backend().linear(rows, matrix, bias, activations, out)
+    return out.view(*x.shape[:-1], matrix.rows)
+
+
+def experts(
+    hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, bank: ExpertBank, activations: str
+) -> torch.Tensor:
+    """hidden [T, H], index [T, K] int64, weights [T, K] -> [T, H] in hidden's dtype.
+
+    Raises:
+        UnsupportedError: an index is out of range, a tensor is of another kind, or hidden wants a gradient.
+    """
+    if torch.compiler.is_compiling():
+        return torch.ops.ktitan.experts_cpu(hidden, index, weights, handle_of(bank), activations)
+    _refuse_gradient(hidden)
+    out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    shares = weights.detach().to(torch.float32).contiguous()
+    backend().experts(hidden.contiguous(), index.contiguous(), shares, bank, activations, out)
+    return out
+
+
+def embedding(ids: torch.Tensor, matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of `matrix` [V, K] by ids [...] (any integer dtype) -> [..., K] in `dtype`.
+
+    Raises:
+        UnsupportedError: an id is out of range, or `ids` is not on the CPU.
+    """
+    if torch.compiler.is_compiling():
+        return torch.ops.ktitan.embedding_cpu(ids, handle_of(matrix)).to(dtype)
+    flat = ids.reshape(-1).to(torch.int64).contiguous()
+    out = torch.empty((flat.shape[0], matrix.columns), dtype=torch.float32)
+    backend().rows(matrix, flat, out)
+    return out.to(dtype).view(*ids.shape, matrix.columns)
+
+
+def _refuse_gradient(x: torch.Tensor) -> None:
+    if x.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            "CPU kernels have no backward pass, and the input wants a gradient",
+            remedy="run under torch.no_grad(), or use the torch operators in the rules",
+        )

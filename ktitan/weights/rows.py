@@ -1,0 +1,194 @@
+"""Stored rows of a module's tensor, for operators that keep weights packed.
+
+Stacks, joins along rows and row orders move whole rows, so the stored bytes of a row are those of the module's row.
+Anything else (transposition, arithmetic) has no stored rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ktitan.errors import WeightError
+from ktitan.formats import StoredLayout, find_format
+from ktitan.weights.expression import Concat, Expression, Held, Reordered, Reshaped, Stack, Stored
+from ktitan.weights.source import FileSource
+
+__all__ = ["ModuleLayouts", "layout_of", "read_rows"]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive rows of one stored tensor, `first` counted within the leaf's own part."""
+
+    leaf: Stored
+    first: int
+    count: int
+
+
+def layout_of(expression: Expression) -> StoredLayout | None:
+    """How the rows of a 2-D or 3-D expression are stored; None when its rows are not stored whole."""
+    if len(expression.shape) == 2:
+        segments = _segments(expression)
+        return None if segments is None else StoredLayout(1, expression.shape[-1], segments)
+    if len(expression.shape) != 3 or not expression.shape[0]:
+        return None
+    found = None
+    for index in range(expression.shape[0]):
+        entry = _entry(expression, index)
+        segments = None if entry is None else _segments(entry)
+        if segments is None or (found is not None and segments != found):
+            return None
+        found = segments
+    return None if found is None else StoredLayout(expression.shape[0], expression.shape[-1], found)
+
+
+def read_rows(expression: Expression, out: np.ndarray, first: int = 0, entry: int | None = None) -> None:
+    """Fill `out`, uint8 [count, row_bytes], with the stored bytes of rows `first` to `first + count`.
+
+    Args:
+        expression: one that `layout_of` describes.
+        out: rows that lie one after another without gaps.
+        first: first row, within the entry when one is given.
+        entry: index along the first dimension of a 3-D expression.
+
+    Raises:
+        WeightError: the rows are not stored whole, or have another width than `out`.
+        IoError: the source could not be read.
+    """
+    matrix = expression if entry is None else _entry(expression, entry)
+    runs = None if matrix is None else _runs(matrix)
+    if runs is None:
+        raise WeightError("its rows are not stored whole", _name(expression), "use an operator with dense weights")
+    wanted = _cut(runs, first, len(out))
+    if sum(run.count for run in wanted) != len(out):
+        raise WeightError(f"rows {first} to {first + len(out)} are not there", _name(expression), "report this")
+    done = 0
+    for leaf, group in itertools.groupby(wanted, key=lambda run: run.leaf):
+        runs = list(group)
+        count = sum(run.count for run in runs)
+        _read_group(leaf, runs, out[done : done + count])
+        done += count
+
+
+class ModuleLayouts(Mapping[str, StoredLayout]):
+    """Layouts of a module's tensors by relative name, found when they are asked for; without those that have none."""
+
+    def __init__(self, expressions: Mapping[str, Expression]) -> None:
+        self._expressions = expressions
+        self._known: dict[str, StoredLayout | None] = {}
+
+    def __getitem__(self, name: str) -> StoredLayout:
+        if name not in self._known:
+            self._known[name] = layout_of(self._expressions[name])
+        found = self._known[name]
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._expressions if self.get(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _name(expression: Expression) -> str:
+    return next((leaf.info.name for leaf in expression.leaves()), "")
+
+
+def _entry(expression: Expression, index: int) -> Expression | None:
+    """One matrix of a 3-D expression."""
+    if isinstance(expression, Held):
+        return Held(expression.source, expression.info, expression.tensor[index])
+    if isinstance(expression, Stored):
+        return Stored(expression.source, expression.info, index) if expression.entry is None else None
+    if isinstance(expression, Stack):
+        return expression.parts[index]
+    if isinstance(expression, Concat) and expression.dim == 1:
+        parts = [part for part in (_entry(part, index) for part in expression.parts) if part is not None]
+        return Concat(parts, 0) if len(parts) == len(expression.parts) else None
+    if isinstance(expression, Reordered):
+        part = _entry(expression.part, index)
+        return None if part is None else Reordered(part, expression.index)
+    if isinstance(expression, Reshaped) and expression.shape[0] == 1:
+        return expression.part if expression.part.shape == expression.shape[1:] else None
+    return None
+
+
+def _runs(matrix: Expression) -> list[_Run] | None:
+    """The stored rows of a 2-D expression, in its order."""
+    if isinstance(matrix, Stored):
+        return [_Run(matrix, 0, matrix.shape[0])]
+    if isinstance(matrix, Concat) and matrix.dim == 0:
+        parts = [_runs(part) for part in matrix.parts]
+        return None if None in parts else [run for part in parts for run in part or ()]
+    if isinstance(matrix, Reordered):
+        inner = _runs(matrix.part)
+        return None if inner is None else _reordered(inner, matrix.index)
+    return None
+
+
+def _reordered(runs: list[_Run], index: torch.Tensor) -> list[_Run]:
+    starts = np.cumsum([0, *(run.count for run in runs)])
+    result = []
+    for row in index.tolist():
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        result.append(_Run(runs[number].leaf, runs[number].first + row - int(starts[number]), 1))
+    return result
+
+
+def _segments(matrix: Expression) -> tuple[tuple[str, int], ...] | None:
+    runs = _runs(matrix)
+    if runs is None:
+        return None
+    joined: list[tuple[str, int]] = []
+    for run in runs:
+        name = run.leaf.info.format
+        if joined and joined[-1][0] == name:
+            joined[-1] = (name, joined[-1][1] + run.count)
+        else:
+            joined.append((name, run.count))
+    return tuple(joined)
+
+
+def _cut(runs: list[_Run], first: int, count: int) -> list[_Run]:
+    """The part of `runs` from row `first` on, at most `count` rows."""
+    result, start = [], 0
+    for run in runs:
+        low, high = max(first, start), min(first + count, start + run.count)
+        if low < high:
+            result.append(_Run(run.leaf, run.first + low - start, high - low))
+        start += run.count
+    return result
+
+
+def _read_group(leaf: Stored, runs: list[_Run], out: np.ndarray) -> None:
+    """Rows of one leaf; where their order was changed it is read in one piece and gathered."""
+    if len(runs) == 1:
+        _read_leaf(leaf, runs[0].first, out)
+        return
+    low = min(run.first for run in runs)
+    piece = np.empty((max(run.first + run.count for run in runs) - low, out.shape[1]), np.uint8)
+    _read_leaf(leaf, low, piece)
+    order = np.concatenate([np.arange(run.first, run.first + run.count) for run in runs])
+    np.take(piece, order - low, axis=0, out=out)
+
+
+def _read_leaf(leaf: Stored, first: int, out: np.ndarray) -> None:
+    info = leaf.info
+    row_bytes = find_format(info.format, info.name).row_bytes(leaf.shape[-1])
+    if out.shape[1] != row_bytes:
+        raise WeightError(f"a stored row has {row_bytes} bytes, not {out.shape[1]}", info.name, "report this")
+    if isinstance(leaf, Held):
+        rows = leaf.tensor[first : first + len(out)].contiguous().cpu()
+        out[...] = rows.view(torch.uint8).numpy().reshape(out.shape)
+        return
+    if not isinstance(leaf.source, FileSource):
+        raise WeightError("its source has no stored bytes", info.name, "use an operator with dense weights")
+    first += 0 if leaf.entry is None else leaf.entry * leaf.shape[0]
+    leaf.source.read_stored(info, first * row_bytes, out.reshape(-1).data)

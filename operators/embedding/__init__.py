@@ -1,0 +1,1 @@
+"""Embedding operators, one a file."""
