@@ -80,7 +80,9 @@ int32_t kt_cap_isa(int32_t level) {
     return kt_set_isa(kt_isa());
 }
 
-const kt_unit *kt_active_unit(void) {
+const kt_unit *kt_unit_of(int32_t level) {
     static const kt_unit *const units[] = {&kt_unit_generic, &kt_unit_avx2, &kt_unit_avx512};
-    return units[kt_isa()];
+    return level < KT_GENERIC || level > known_limit() ? nullptr : units[level];
 }
+
+const kt_unit *kt_active_unit(void) { return kt_unit_of(kt_isa()); }

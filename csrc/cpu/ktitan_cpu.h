@@ -56,6 +56,9 @@ KT_API int32_t kt_isa(void);
 KT_API int32_t kt_cap_isa(int32_t level);
 KT_API int32_t kt_set_isa(int32_t level);
 
+// The table of a level (kernels.h), or null where the processor or the cap is below it: for check/kernel_check.cpp.
+KT_API const struct kt_unit *kt_unit_of(int32_t level);
+
 // Threads of a call, the caller's included. New ones start at the next call that needs them.
 KT_API int32_t kt_threads(void);
 KT_API void kt_set_threads(int32_t count);

@@ -3,36 +3,26 @@
 //
 //     kernel_check [--seed N] [--no-guard]
 //
-// Units that are not linked in, or that the processor lacks, are left out and not named. Two NaNs count as equal. All
-// inputs and outputs end at inaccessible pages; an access past an end is reported and ends the program. --no-guard
+// It runs on the shared library itself. Units that the processor lacks are left out and not named. Two NaNs count as
+// equal. All inputs and outputs end at inaccessible pages; an access past an end is reported and ends the program. --no-guard
 // leaves these pages accessible, for emulators that get masked loads wrong.
 #include <signal.h>
 
 #include <string>
 #include <vector>
 
+#include "../ktitan_cpu.h"
 #include "check_data.h"
-
-extern "C" const kt_unit kt_unit_avx2 __attribute__((weak));
-extern "C" const kt_unit kt_unit_avx512 __attribute__((weak));
 
 namespace {
 
-bool runs_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-           __builtin_cpu_supports("bmi2");
-}
-
-bool runs_avx512() {
-    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-}
+const kt_unit &generic_unit = *kt_unit_of(KT_GENERIC);
 
 std::vector<const kt_unit *> usable_units() {
     std::vector<const kt_unit *> units;
-    if (&kt_unit_avx2 && runs_avx2()) units.push_back(&kt_unit_avx2);
-    if (&kt_unit_avx512 && runs_avx512()) units.push_back(&kt_unit_avx512);
+    for (int32_t level : {KT_AVX2, KT_AVX512}) {
+        if (const kt_unit *unit = kt_unit_of(level)) units.push_back(unit);
+    }
     return units;
 }
 
@@ -137,7 +127,7 @@ struct Rows {
             int8_t *q_row = q.data() + m * shape.columns;
             float *d_row = d.data() + m * (shape.columns / block);
             int16_t *sums_row = sums.data() + m * (shape.columns / 16);
-            enter(kt_unit_generic).quantize(x.data(), shape.columns, block, q_row, d_row, sums_row);
+            enter(generic_unit).quantize(x.data(), shape.columns, block, q_row, d_row, sums_row);
             rows.push_back({q_row, d_row, sums_row});
         }
     }
@@ -166,7 +156,7 @@ template <typename Run> void compare_products(Check &check, const Shape &shape, 
     const int64_t ldo = shape.rows + shape.out_gap;
     Guarded<float> expected(shape.count * ldo - shape.out_gap), got(shape.count * ldo - shape.out_gap);
     expected.fill(UNTOUCHED);
-    run(enter(kt_unit_generic), expected.data(), ldo);
+    run(enter(generic_unit), expected.data(), ldo);
     check.expect(expected.data(), expected.size());
     for (const kt_unit *unit : check.units) {
         got.fill(UNTOUCHED);
@@ -210,7 +200,7 @@ void check_dequantize(Check &check, Random &random, const Type &type, int64_t co
     const Shape shape = {1, columns, 1, 0, 0};
     Weights weights(random, type, shape);
     Guarded<float> expected(columns), got(columns);
-    enter(kt_unit_generic).dequantize[type.id](weights.bytes.data(), columns, expected.data());
+    enter(generic_unit).dequantize[type.id](weights.bytes.data(), columns, expected.data());
     check.expect(expected.data(), expected.size());
     for (const kt_unit *unit : check.units) {
         enter(*unit).dequantize[type.id](weights.bytes.data(), columns, got.data());
@@ -245,9 +235,9 @@ bool check_table(const std::vector<const kt_unit *> &units) {
     Check check("table", units);
     for (const kt_unit *unit : units) {
         for (int type = 0; type < KT_TYPES; type++) {
-            check.require(!unit->product[type] == !kt_unit_generic.product[type], unit, "product");
-            check.require(!unit->float_product[type] == !kt_unit_generic.float_product[type], unit, "float_product");
-            check.require(!unit->dequantize[type] == !kt_unit_generic.dequantize[type], unit, "dequantize");
+            check.require(!unit->product[type] == !generic_unit.product[type], unit, "product");
+            check.require(!unit->float_product[type] == !generic_unit.float_product[type], unit, "float_product");
+            check.require(!unit->dequantize[type] == !generic_unit.dequantize[type], unit, "dequantize");
         }
     }
     return check.finish();
@@ -262,7 +252,7 @@ bool check_quantize(Random random, const std::vector<const kt_unit *> &units) {
         Guarded<int8_t> q(columns), q_got(columns);
         Guarded<int16_t> sums(columns / 16), sums_got(columns / 16);
         random_row(random, x.data(), columns);
-        enter(kt_unit_generic).quantize(x.data(), columns, block, q.data(), d.data(), sums.data());
+        enter(generic_unit).quantize(x.data(), columns, block, q.data(), d.data(), sums.data());
         check.expect(q.data(), q.size());
         check.expect(d.data(), d.size());
         check.expect(sums.data(), sums.size());
@@ -297,7 +287,7 @@ bool check_activate(Random random, const std::vector<const kt_unit *> &units) {
         }
         const float *factor = random.one_in(3) ? nullptr : up.data();
         memcpy(expected.data(), gate.data(), (size_t)count * sizeof(float));
-        enter(kt_unit_generic).activate(activation, expected.data(), factor, count);
+        enter(generic_unit).activate(activation, expected.data(), factor, count);
         check.expect(expected.data(), expected.size());
         for (const kt_unit *unit : units) {
             memcpy(got.data(), gate.data(), (size_t)count * sizeof(float));
@@ -318,7 +308,7 @@ bool check_accumulate(Random random, const std::vector<const kt_unit *> &units) 
         random_row(random, in.data(), count);
         random_row(random, start.data(), count);
         memcpy(expected.data(), start.data(), (size_t)count * sizeof(float));
-        enter(kt_unit_generic).accumulate(scale, in.data(), count, expected.data());
+        enter(generic_unit).accumulate(scale, in.data(), count, expected.data());
         check.expect(expected.data(), expected.size());
         for (const kt_unit *unit : units) {
             memcpy(got.data(), start.data(), (size_t)count * sizeof(float));
@@ -338,7 +328,7 @@ bool check_widening(const std::vector<const kt_unit *> &units) {
         Guarded<float> expected(count), got(count);
         for (int64_t i = 0; i < count; i++) in[i] = (uint16_t)(i * 40503);  // odd factor: all of them, mixed
         for (auto conversion : {&kt_unit::from_f16, &kt_unit::from_bf16}) {
-            (enter(kt_unit_generic).*conversion)(in.data(), count, expected.data());
+            (enter(generic_unit).*conversion)(in.data(), count, expected.data());
             check.expect(expected.data(), expected.size());
             for (const kt_unit *unit : units) {
                 (enter(*unit).*conversion)(in.data(), count, got.data());
@@ -372,8 +362,8 @@ bool check_narrowing(Random random, const std::vector<const kt_unit *> &units) {
         for (int64_t i = 0; i < count; i++) in[i] = narrowing_input(random);
         const bool f16 = random.one_in(2);
         const auto conversion = f16 ? &kt_unit::to_f16 : &kt_unit::to_bf16;
-        const auto back = f16 ? kt_unit_generic.from_f16 : kt_unit_generic.from_bf16;
-        (enter(kt_unit_generic).*conversion)(in.data(), count, narrow.data());
+        const auto back = f16 ? generic_unit.from_f16 : generic_unit.from_bf16;
+        (enter(generic_unit).*conversion)(in.data(), count, narrow.data());
         back(narrow.data(), count, expected.data());
         check.expect(expected.data(), expected.size());
         for (const kt_unit *unit : units) {
