@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ktitan.env import rest_openmp
 from ktitan.errors import (
     BudgetError,
     FormatError,
@@ -42,6 +43,8 @@ __all__ = [
     "register_operator",
     "stream",
 ]
+
+rest_openmp()
 
 # Everything that imports torch is found on first use, so that `ktitan --help` answers at once.
 _LATER = {

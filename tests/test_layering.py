@@ -46,7 +46,7 @@ ALLOWED = {
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
     "cli": {"api", "planner", "local_chat", "bench", "errors", "env", "tiers"},
     "injection_rules": set(),
-    "__init__": {"api", "errors", "operator", "registry"},
+    "__init__": {"api", "env", "errors", "operator", "registry"},
 }
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from ktitan import env
 from ktitan.native import library
 from ktitan.native.bank import ExpertBank
 from ktitan.native.cpu import CpuBackend
@@ -91,6 +92,11 @@ class Backend(Protocol):
 def backend() -> Backend:
     """The native library where it loads, otherwise numba; decided at the first call."""
     reason = native_reason()
+    if not env.openmp_rests():
+        logger.warning(
+            "torch was loaded before ktitan, so its idle threads spin on the CPU kernels' cores, which can halve the "
+            "speed: import ktitan first, or set OMP_WAIT_POLICY=PASSIVE"
+        )
     if reason is None:
         return CpuBackend(library.loaded())
     # numba takes seconds to import, and only a machine without the library needs it.

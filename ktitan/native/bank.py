@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ __all__ = ["ACTIVATIONS", "ExpertBank"]
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: torch.compile takes no frozen dataclass for a constant
 class ExpertBank:
     """E experts: y = down(act(gate x) * up x), without gate y = down(act(up x)); each product may add a bias.
 
@@ -40,6 +41,9 @@ class ExpertBank:
     gate_bias: torch.Tensor | None = None
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExpertBank:
+        return self  # like its matrices, nothing writes it once it is loaded
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""The kernel check program on the built library: every unit against the generic one, here and on emulated processors."""
+"""The kernel check program on the built library: every unit against the generic one, here and emulated."""
 
 import shutil
 import subprocess
