@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,7 @@ logger = logging.getLogger("ktitan.native")
 
 # numba makes its settings' names at run time.
 _settings: Any = numba_config
+_settings_lock = threading.Lock()
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -29,12 +31,13 @@ def jit(function: Callable[..., Any]) -> Any:
     folder = cache_folder()
     if folder is None:
         return numba.njit(nogil=True, fastmath=False)(function)
-    # numba reads the setting when it decorates, so it can be ours for a moment.
-    before, _settings.CACHE_DIR = _settings.CACHE_DIR, str(folder)
-    try:
-        return numba.njit(nogil=True, fastmath=False, cache=True)(function)
-    finally:
-        _settings.CACHE_DIR = before
+    # numba reads the setting when it decorates, so it can be ours for a moment; threads may meet new kernels at once.
+    with _settings_lock:
+        before, _settings.CACHE_DIR = _settings.CACHE_DIR, str(folder)
+        try:
+            return numba.njit(nogil=True, fastmath=False, cache=True)(function)
+        finally:
+            _settings.CACHE_DIR = before
 
 
 def emitted(function: Callable[..., Any]) -> Any:
@@ -59,7 +62,7 @@ def cache_folder() -> Path | None:
     """
     here = Path(__file__).resolve().parent
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("numba_*.py")))).hexdigest()[:16]
-    chosen = [Path(_settings.CACHE_DIR)] if _settings.CACHE_DIR else [here / "__pycache__", _home_cache()]
+    chosen = [Path(_settings.CACHE_DIR)] if _settings.CACHE_DIR else [here / "__pycache__", *_home_cache()]
     for base in chosen:
         folder = base / f"ktitan-numba-{digest}"
         try:
@@ -72,11 +75,12 @@ def cache_folder() -> Path | None:
     return None
 
 
-def _home_cache() -> Path:
+def _home_cache() -> list[Path]:
+    """A folder of the user's own; none for a user without a home, since what others can write is not loaded as code."""
     try:
-        return Path.home() / ".cache" / "ktitan"
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / "ktitan"
+        return [Path.home() / ".cache" / "ktitan"]
+    except RuntimeError:
+        return []
 
 
 # MXCSR after a reset: round to nearest even, keep subnormals, no traps.

@@ -144,8 +144,6 @@ class Chooser:
         """The config from the kwargs that the operator has; an alternative in the same rule may have others."""
         own = {field.name for field in dataclasses.fields(operator.Config)}
         given = {name: value for name, value in replace.kwargs.items() if name in own}
-        if len(replace.operators) == 1 and len(given) < len(replace.kwargs):
-            return None
         try:
             return TypeAdapter(operator.Config).validate_python(given)
         except ValidationError as error:

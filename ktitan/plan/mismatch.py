@@ -21,19 +21,24 @@ def source_names(sources: Sequence[WeightSource]) -> set[str]:
 
 
 def idle_rules(rules: RuleSet, tallies: Sequence[Tally], visits: Sequence[Visit]) -> list[Fault]:
-    """Rules that decided nothing: they hit no module, or another rule had taken all that they hit."""
+    """Rules that decided nothing: they hit no module, or another rule of their file had taken all that they hit."""
     faults = []
     for rule, tally in zip(rules.rules, tallies, strict=True):
         if tally.decided or (rule.optional and not tally.taken):
             continue
         where = str(rule.location)
-        if tally.taken:
+        if tally.taken and not _overridden(rule, tally):
             path, by = tally.taken[0]
             message = f"fully shadowed: all {len(tally.taken)} modules it matches are taken by {by} (first: {path})"
             faults.append(Fault(message, where, "move it before that rule, or remove it"))
-        else:
+        elif not tally.taken:
             faults.append(Fault("matches no module", where, f"{_near_miss(rule, visits)}or set optional: true"))
     return faults
+
+
+def _overridden(rule: Rule, tally: Tally) -> bool:
+    """Whether rules of other files took all that an included rule matches: that is what including a file is for."""
+    return rule.location.line > 0 and all(by.rpartition(":")[0] != rule.location.file for _, by in tally.taken)
 
 
 def _near_miss(rule: Rule, visits: Sequence[Visit]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from pydantic import StrictBool
 from torch import nn
 
 from ktitan.native import PackedMatrix, linear
@@ -29,7 +30,7 @@ class CpuLinearConfig(OperatorConfig):
     """
 
     activations: Literal["int8", "float32"] = "int8"
-    only_packed: bool = False
+    only_packed: StrictBool = False
 
 
 @register_operator("linear.cpu")

@@ -1,5 +1,8 @@
 """Where compiled kernels are kept, and that nothing needs such a place."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 pytest.importorskip("numba", reason="numba is not installed, so nothing is compiled")
@@ -46,4 +49,19 @@ def test_a_user_without_a_home(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(numba_jit.Path, "home", no_home)
-    assert numba_jit._home_cache().name == "ktitan"
+    assert numba_jit._home_cache() == []
+
+
+def test_threads_that_compile_at_once_keep_numba_s_setting(chosen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chosen(tmp_path / "kept")
+    folder, interval = numba_jit.cache_folder(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(lambda _: numba_jit.jit(lambda a: a + 1), range(200)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(made) == 200 and folder.is_dir()
+    assert str(tmp_path / "kept") == config.CACHE_DIR
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

@@ -11,7 +11,7 @@ from ktitan.hardware import Cpu, Gpu, Hardware, Memory
 from ktitan.plan import make_plan
 from ktitan.plan.write import to_rules
 from ktitan.planner import auto_rules
-from ktitan.rules import parse_object, parse_text
+from ktitan.rules import parse_object, parse_rules, parse_text
 from ktitan.tiers import Budget, parse_budget
 from ktitan.weights.safetensors_source import open_safetensors
 
@@ -77,6 +77,27 @@ def test_faults_of_a_list_of_operators(replace, message):
     plan = plan_of(meta_model("llama"), [rule(replace, name="lm_head")])
     with pytest.raises(ktitan.RuleError, match=message):
         plan.check()
+
+
+def test_own_rules_may_take_over_all_that_an_included_rule_matches(tmp_path):
+    (tmp_path / "part.yaml").write_text("version: 1\nrules:\n  - match: {name: lm_head}\n    replace: {class: keep}\n")
+    mine = "version: 1\ninclude: [part.yaml]\nrules:\n  - match: {class: Linear}\n    replace: {class: linear.torch}\n"
+    (tmp_path / "mine.yaml").write_text(mine)
+    plan = make_plan(meta_model("llama"), parse_rules(tmp_path / "mine.yaml"), hardware=machine())
+    plan.check()
+    assert rows(plan)["lm_head"].operator == "linear.torch"
+    twice = mine + "  - match: {name: lm_head}\n    replace: {class: keep}\n"
+    (tmp_path / "mine.yaml").write_text(twice)
+    with pytest.raises(ktitan.RuleError, match=r"mine\.yaml:6.*\n?.*fully shadowed"):
+        make_plan(meta_model("llama"), parse_rules(tmp_path / "mine.yaml"), hardware=machine()).check()
+
+
+def test_every_wrong_kwarg_is_named_at_once():
+    kwargs = {"activations": "bf16", "top_k": 4, "only_packed": 1}
+    plan = plan_of(meta_model("mixtral"), [rule({"class": "experts.cpu", "kwargs": kwargs}, name=r".*experts")])
+    messages = " ".join(fault.message for fault in plan.faults)
+    for name in kwargs:
+        assert f"'{name}'" in messages
 
 
 def test_first_match_wins():
