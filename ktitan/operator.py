@@ -149,6 +149,10 @@ class Operator(nn.Module):
             UnsupportedError: the stock module computes something else than this operator.
         """
 
+    def held(self) -> tuple[Any, ...]:
+        """Weights that are no tensors of the module, as objects with `nbytes`; one that is shared counts once."""
+        return ()
+
     def lower(self, builder: Any) -> None:
         """Append this operator to a step program.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError
@@ -14,6 +15,9 @@ from ktitan.native import PackedMatrix, backend, format_reason
 from ktitan.operator import MemoryNeed, ModuleWeights, OperatorContext
 
 __all__ = ["PackedState", "exact_activations", "layout_reason", "packed_need", "read_matrix", "rows_reason"]
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Kwargs(Protocol):
@@ -30,6 +34,8 @@ def layout_reason(context: OperatorContext, config: _Kwargs, names: Sequence[str
     """Why the named tensors cannot stay as they are stored and be multiplied on the CPU, or None."""
     if context.device.type != "cpu":
         return f"it computes on the CPU, the module is on {context.device}"
+    if context.dtype not in _DTYPES:
+        return f"it computes in float32, bfloat16 or float16, the model in {str(context.dtype).removeprefix('torch.')}"
     for name in names:
         layout = context.layouts.get(name)
         if layout is None and name not in context.formats:
@@ -87,6 +93,25 @@ class PackedState(nn.Module):
     """
 
     activations: str
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves and casts of a whole model: weights stay packed and on the CPU; what would break that is refused.
+
+        Raises:
+            UnsupportedError: to another device, or to a dtype that the kernels do not read.
+        """
+        probe = fn(torch.empty(0))
+        if probe.device.type != "cpu" or probe.dtype not in _DTYPES:
+            raise UnsupportedError(
+                f"its packed weights cannot go to {probe.device} as {str(probe.dtype).removeprefix('torch.')}",
+                getattr(self, "path", ""),
+                "place modules by rules, and choose the dtype when the model is loaded",
+            )
+        self.cast(probe.dtype)
+        return self  # biases stay in float32, as sums are
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Take the dtype of a cast model; outputs follow inputs, so most operators have nothing to change."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         raise UnsupportedError(

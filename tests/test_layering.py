@@ -33,6 +33,7 @@ ALLOWED = {
         "rules",
         "weights",
         "engine",
+        "native",
         "operators",
         "operator",
         "registry",

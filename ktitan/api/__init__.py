@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.planning import plan_model
+from ktitan.api.threads import set_threads
 from ktitan.engine.conversation import Conversation
 from ktitan.engine.generate import GenerationStats, generate_tokens, stream
 from ktitan.plan.write import to_rules
@@ -17,6 +18,7 @@ __all__ = [
     "load",
     "optimize_and_load",
     "plan_model",
+    "set_threads",
     "stream",
     "to_rules",
 ]

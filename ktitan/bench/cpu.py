@@ -62,7 +62,7 @@ def run(
         prompt: tokens of the prompt, run in chunks as `ktitan.stream` does.
         new: tokens decoded after it.
         rounds: timed rounds, after one that is not timed; at least 3.
-        threads: of torch and of the peer; None: the usable CPUs.
+        threads: of torch, of the CPU kernels and of the peer; None: KTITAN_THREADS, else the usable CPUs.
         hardware: the machine, when it has been detected already.
         progress: told what is done next.
 
@@ -71,10 +71,10 @@ def run(
         WeightError, FormatError, IoError: the model cannot be loaded.
     """
     hardware = hardware or detect()
-    count = threads or hardware.cpu.usable_cpus
+    count = _threads(threads)
     case = Case(prompt, new, max(rounds, LEAST_RUNS))
     progress(f"loading {model}")
-    ours, active_bytes, vocabulary = _ours(model, count)
+    ours, active_bytes, vocabulary = _ours(model)
     theirs = None if peer is None else llamacpp(model, peer, count, prompt + new)
     ids = np.random.default_rng(0).integers(3, vocabulary, prompt)
     buffer = aligned_buffer(buffer_bytes(hardware))
@@ -97,12 +97,17 @@ def token_bytes(model: Any) -> int:
     return int(size)
 
 
-def _ours(model: str | Path, threads: int) -> tuple[Side, int, int]:
+def _threads(count: int | None) -> int:
+    from ktitan.api import set_threads
+
+    return set_threads(count)
+
+
+def _ours(model: str | Path) -> tuple[Side, int, int]:
     import torch
 
     from ktitan.api import GenerationStats, generate_tokens, load
 
-    torch.set_num_threads(threads)
     loaded, _ = load(model, device="cpu")
 
     def side(ids: np.ndarray, new: int) -> tuple[float, float]:

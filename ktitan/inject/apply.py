@@ -245,7 +245,7 @@ class _Application:
                 table = owner._parameters if leaf in owner._parameters else owner._buffers
                 tensor = table[leaf]
                 if tensor is not None and tensor.data_ptr() not in held:
-                    table[leaf] = tensor.to("meta")  # type: ignore[assignment]
+                    table[leaf] = tensor.detach().to("meta")  # type: ignore[assignment]
 
     def _originals(self, replacements: list[_Replacement]) -> dict[str, torch.Tensor]:
         """Stock tensors of all replaced modules, on the CPU."""

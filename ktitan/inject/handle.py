@@ -11,6 +11,7 @@ from torch import nn
 from ktitan.errors import UnsupportedError
 from ktitan.inject.journal import Journal
 from ktitan.inject.materialize import stock_dtypes
+from ktitan.operator import Operator
 from ktitan.plan.rows import Plan
 from ktitan.tiers import parse_budget
 from ktitan.weights.module_weights import BoundWeights
@@ -41,7 +42,7 @@ class Handle:
         self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
 
     def stats(self) -> dict[str, Any]:
-        """Bytes that the model holds now, by tier: summed over its real tensors, each storage once."""
+        """Bytes that the model holds now, by tier: its real tensors and packed weights, each storage once."""
         held: dict[str, int] = {}
         seen: set[int] = set()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
@@ -51,6 +52,9 @@ class Handle:
             seen.add(storage.data_ptr())
             tier = "ram" if tensor.device.type == "cpu" else "vram"
             held[tier] = held.get(tier, 0) + storage.nbytes()
+        packed = [part for module in self._model.modules() if isinstance(module, Operator) for part in module.held()]
+        for size in {id(part): part.nbytes for part in packed}.values():
+            held["ram"] = held.get("ram", 0) + size
         return {"resident_bytes": held, "planned_bytes": self.plan.totals, "limits": self.plan.limits}
 
     @property

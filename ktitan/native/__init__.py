@@ -5,6 +5,7 @@ from __future__ import annotations
 from ktitan.native.backend import Backend, backend, native_reason
 from ktitan.native.bank import ExpertBank
 from ktitan.native.calls import embedding, experts, format_reason, linear
+from ktitan.native.library import thread_count as default_threads
 from ktitan.native.matrix import PackedMatrix
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "ExpertBank",
     "PackedMatrix",
     "backend",
+    "default_threads",
     "embedding",
     "experts",
     "format_reason",

@@ -1,6 +1,7 @@
 """What computes with packed matrices on the CPU: the native library, or numba where there is none.
 
-Both follow the arithmetic contract of csrc/cpu/README.md, so their results have the same bits.
+Both follow the arithmetic contract of csrc/cpu/README.md, so their results have the same bits; numba's slow path
+(formats without a kernel there) dequantises and leaves activations as they are.
 """
 
 from __future__ import annotations
@@ -73,6 +74,13 @@ class Backend(Protocol):
 
         Raises:
             UnsupportedError: an index is out of range; nothing was computed.
+        """
+
+    def set_threads(self, count: int) -> None:
+        """Use `count` threads from the next call on, the caller's included.
+
+        Raises:
+            UnsupportedError: `count` is not between 1 and 1024.
         """
 
     def rows(self, matrix: PackedMatrix, ids: torch.Tensor, out: torch.Tensor) -> None:

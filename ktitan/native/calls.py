@@ -36,11 +36,13 @@ def linear(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, act
     Raises:
         UnsupportedError: x is of another kind, or wants a gradient.
     """
-    if torch.compiler.is_compiling():
+    if _is_recorded():
         return torch.ops.ktitan.linear_cpu(x, handle_of(matrix), bias, activations)
     _refuse_gradient(x)
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = torch.empty((rows.shape[0], matrix.rows), dtype=x.dtype)
+    if not x.dim():
+        raise UnsupportedError("x has no dimensions", "x", f"give a tensor [..., {matrix.columns}]")
+    rows = x.reshape(-1, x.shape[-1]).resolve_neg().contiguous()
+    out = torch.empty((rows.shape[0], matrix.rows), dtype=x.dtype, device=x.device)
     backend().linear(rows, matrix, bias, activations, out)
     return out.view(*x.shape[:-1], matrix.rows)
 
@@ -53,12 +55,13 @@ def experts(
     Raises:
         UnsupportedError: an index is out of range, a tensor is of another kind, or hidden wants a gradient.
     """
-    if torch.compiler.is_compiling():
+    if _is_recorded():
         return torch.ops.ktitan.experts_cpu(hidden, index, weights, handle_of(bank), activations)
     _refuse_gradient(hidden)
+    _refuse_gradient(weights)
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    shares = weights.detach().to(torch.float32).contiguous()
-    backend().experts(hidden.contiguous(), index.contiguous(), shares, bank, activations, out)
+    shares = weights.detach().to(torch.float32).resolve_neg().contiguous()
+    backend().experts(hidden.resolve_neg().contiguous(), index.contiguous(), shares, bank, activations, out)
     return out
 
 
@@ -68,12 +71,19 @@ def embedding(ids: torch.Tensor, matrix: PackedMatrix, dtype: torch.dtype) -> to
     Raises:
         UnsupportedError: an id is out of range, or `ids` is not on the CPU.
     """
-    if torch.compiler.is_compiling():
+    if _is_recorded():
         return torch.ops.ktitan.embedding_cpu(ids, handle_of(matrix)).to(dtype)
+    if ids.is_floating_point() or ids.dtype is torch.bool:
+        raise UnsupportedError(f"ids are {ids.dtype}", "ids", "give whole numbers, such as int64")
     flat = ids.reshape(-1).to(torch.int64).contiguous()
-    out = torch.empty((flat.shape[0], matrix.columns), dtype=torch.float32)
+    out = torch.empty((flat.shape[0], matrix.columns), dtype=torch.float32, device=flat.device)
     backend().rows(matrix, flat, out)
     return out.to(dtype).view(*ids.shape, matrix.columns)
+
+
+def _is_recorded() -> bool:
+    """Whether a graph is made of the calls: it must hold the operation, not what is computed on the way."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _refuse_gradient(x: torch.Tensor) -> None:

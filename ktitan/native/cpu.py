@@ -10,7 +10,7 @@ import torch
 from ktitan.errors import HardwareError, KtitanError
 from ktitan.native.arguments import FLOAT_DTYPES, check_experts, check_linear, check_rows, id_error, index_error
 from ktitan.native.bank import ACTIVATIONS, ExpertBank
-from ktitan.native.library import ISAS
+from ktitan.native.library import ISAS, set_threads
 from ktitan.native.matrix import FLOAT_FORMATS, PackedMatrix
 
 __all__ = ["CpuBackend"]
@@ -66,6 +66,10 @@ class CpuBackend:
     def kernel(self, format: str, activations: str) -> str:
         """The kernel that serves a format, for the plan: "avx512 q4_k x int8"."""
         return f"{self.name} {format} x {'float32' if format in FLOAT_FORMATS else activations}"
+
+    def set_threads(self, count: int) -> None:
+        """See `Backend.set_threads`."""
+        set_threads(count)
 
     def linear(
         self, x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, activations: str, out: torch.Tensor

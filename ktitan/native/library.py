@@ -14,7 +14,19 @@ from ktitan import env
 from ktitan.errors import HardwareError, UnsupportedError
 from ktitan.hardware import detect_cpu
 
-__all__ = ["ABI", "ISAS", "State", "isa", "loaded", "set_threads", "state", "thread_count", "threads", "use_isa"]
+__all__ = [
+    "ABI",
+    "ISAS",
+    "State",
+    "checked_count",
+    "isa",
+    "loaded",
+    "set_threads",
+    "state",
+    "thread_count",
+    "threads",
+    "use_isa",
+]
 
 # Must equal KT_ABI in csrc/cpu/ktitan_cpu.h; both change with any change of the C interface.
 ABI = 1
@@ -124,9 +136,18 @@ def set_threads(count: int) -> None:
     Raises:
         UnsupportedError: `count` is not between 1 and 1024.
     """
+    loaded().kt_set_threads(checked_count(count))
+
+
+def checked_count(count: int) -> int:
+    """`count`, when threads can be so many.
+
+    Raises:
+        UnsupportedError: it is not between 1 and 1024.
+    """
     if not 1 <= count <= 1024:
         raise UnsupportedError(f"{count} threads", remedy="use 1 to 1024 threads, best one for each CPU")
-    loaded().kt_set_threads(count)
+    return count
 
 
 def _isa_cap() -> int:

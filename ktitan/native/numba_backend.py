@@ -12,7 +12,7 @@ import torch
 from ktitan.errors import HardwareError
 from ktitan.native.arguments import check_experts, check_linear, check_rows, id_error, index_error
 from ktitan.native.bank import ExpertBank
-from ktitan.native.library import thread_count
+from ktitan.native.library import checked_count, thread_count
 from ktitan.native.matrix import PackedMatrix
 from ktitan.native.numba_workers import Workers, cut
 from ktitan.native.slow import dequantize
@@ -45,6 +45,10 @@ class NumbaBackend:
     def kernel(self, format: str, activations: str) -> str:
         """The kernel that serves a format, for the plan: "numba q4_k x int8"."""
         return str(self._kernels.kernel_name(format, activations))
+
+    def set_threads(self, count: int) -> None:
+        """See `Backend.set_threads`."""
+        self._workers = Workers(checked_count(count))
 
     def linear(
         self, x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, activations: str, out: torch.Tensor

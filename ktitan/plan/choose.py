@@ -18,7 +18,7 @@ from ktitan.plan.rows import Choice
 from ktitan.registry import nearest, operators
 from ktitan.rules import KEEP, PLACEMENT_KEYS, Replace, Rule
 from ktitan.weights.expression import Expression
-from ktitan.weights.rows import ModuleLayouts
+from ktitan.weights.rows import module_layouts
 
 __all__ = ["Chooser", "prefill_replace"]
 
@@ -69,7 +69,7 @@ class Chooser:
         tier = placement.get("home", device_tier(device))
         stored = self.stored.get(path, {})
         formats = {name: expression.formats for name, expression in stored.items()}
-        layouts = ModuleLayouts(stored)
+        layouts = module_layouts(stored)
         return OperatorContext(path, module, device, tier, self.dtype, self.hardware, formats, layouts)
 
     def check_names(self, rule: Rule) -> None:

@@ -78,6 +78,12 @@ class Held(Stored):
     def __init__(self, source: WeightSource, info: TensorInfo, tensor: torch.Tensor) -> None:
         super().__init__(source, info)
         self.tensor = tensor
+        self.shape = tuple(tensor.shape)  # of an entry, where only one is meant
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this part."""
+        return self.tensor.numel() * self.tensor.element_size()
 
     def write(self, out: torch.Tensor) -> None:
         """Copy."""

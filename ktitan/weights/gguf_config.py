@@ -173,6 +173,13 @@ def _deepseek(keys: GgufKeys) -> tuple[type[PretrainedConfig], dict[str, Any]]:
 
 
 def _sigmoid_router(keys: GgufKeys, values: dict[str, Any]) -> dict[str, Any]:
+    experts, groups = keys.integer("expert_count"), values["n_group"]
+    if experts % groups or experts // groups < 2:
+        raise FormatError(
+            f"{experts} experts cannot be in {groups} groups of two and more",
+            keys.source.path,
+            "convert the model again",
+        )
     if not keys.has("expert_group_count"):
         logger.warning(
             "%s does not say how its experts are grouped (an early conversion); all are taken as one group, as "

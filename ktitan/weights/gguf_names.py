@@ -21,6 +21,7 @@ from ktitan.errors import UnsupportedError
 from ktitan.weights.expression import Concat, Converted, Expression, Reordered, Reshaped, Shifted, Stack, Stored
 from ktitan.weights.gguf_metadata import GgufKeys
 from ktitan.weights.gguf_rope import ROPE_FACTORS, rope_factors
+from ktitan.weights.gguf_router import SOFTMAX_SCORES
 from ktitan.weights.gguf_source import GgufSource
 
 __all__ = ["FAMILIES", "Family", "gguf_bindings"]
@@ -233,7 +234,10 @@ def _transposed(part: Expression) -> torch.Tensor:
 
 def _selection_bias(names: _Names, match: re.Match[str], shape: Shape) -> Expression | None:
     """The router's selection bias; gguf's table knows it without the end of its name."""
-    return names.find(f"{match['module']}.e_score_correction", ".bias")
+    found = names.find(f"{match['module']}.e_score_correction", ".bias")
+    if found is None and getattr(names.config, "scoring_func", None) == SOFTMAX_SCORES:
+        return Converted((), shape, partial(torch.zeros, shape))  # softmax routers may have none
+    return found
 
 
 def _norm_minus_one(names: _Names, match: re.Match[str], shape: Shape) -> Expression | None:

@@ -26,13 +26,16 @@ class SoftmaxTopkRouter(DeepseekV3TopkRouter):
     num_group: int
     topk_group: int
     top_k: int
+    num_experts: int
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """hidden [.., H] -> (logits [T, E], weights [T, K], indices [T, K])."""
         rows = hidden_states.reshape(-1, self.hidden_dim).float()
         logits = functional.linear(rows, self.weight.float())
         scores = logits.softmax(-1)
-        by_group = (scores + self.e_score_correction_bias).view(len(rows), self.num_group, -1)
+        by_group = (scores + self.e_score_correction_bias).view(
+            len(rows), self.num_group, self.num_experts // self.num_group
+        )
         best = by_group.topk(2, dim=-1).values.sum(-1).topk(self.topk_group, dim=-1).indices
         closed = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, False)
         candidates = by_group.masked_fill(closed[..., None], float("-inf")).flatten(1)

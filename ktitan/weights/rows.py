@@ -7,7 +7,7 @@ Anything else (transposition, arithmetic) has no stored rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from ktitan.formats import StoredLayout, find_format
 from ktitan.weights.expression import Concat, Expression, Held, Reordered, Reshaped, Stack, Stored
 from ktitan.weights.source import FileSource
 
-__all__ = ["ModuleLayouts", "layout_of", "read_rows"]
+__all__ = ["layout_of", "module_layouts", "read_rows"]
 
 
 @dataclass(frozen=True)
@@ -75,26 +75,10 @@ def read_rows(expression: Expression, out: np.ndarray, first: int = 0, entry: in
         done += count
 
 
-class ModuleLayouts(Mapping[str, StoredLayout]):
-    """Layouts of a module's tensors by relative name, found when they are asked for; without those that have none."""
-
-    def __init__(self, expressions: Mapping[str, Expression]) -> None:
-        self._expressions = expressions
-        self._known: dict[str, StoredLayout | None] = {}
-
-    def __getitem__(self, name: str) -> StoredLayout:
-        if name not in self._known:
-            self._known[name] = layout_of(self._expressions[name])
-        found = self._known[name]
-        if found is None:
-            raise KeyError(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._expressions if self.get(name) is not None)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+def module_layouts(expressions: Mapping[str, Expression]) -> dict[str, StoredLayout]:
+    """Layouts of a module's tensors by relative name, without those that have none; no tensor is kept alive."""
+    found = {name: layout_of(expression) for name, expression in expressions.items()}
+    return {name: layout for name, layout in found.items() if layout is not None}
 
 
 def _name(expression: Expression) -> str:

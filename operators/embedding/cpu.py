@@ -56,6 +56,10 @@ class CpuEmbedding(PackedState, Operator):
         """Take the stored rows."""
         self.matrix = weights.once("weight", lambda: read_matrix(weights, "weight", 0, self.num_embeddings))
 
+    def cast(self, dtype: torch.dtype) -> None:
+        """Rows come in the new dtype."""
+        self.dtype = dtype
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[...] int64 -> [..., H].
 
@@ -63,7 +67,11 @@ class CpuEmbedding(PackedState, Operator):
             UnsupportedError: an id is outside of the table, or `input` is not on the CPU.
         """
         rows = embedding(input, self.matrix, self.dtype)
-        return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype)
+        return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
+
+    def held(self) -> tuple[PackedMatrix, ...]:
+        """The matrix, once it is loaded."""
+        return (self.matrix,) if "matrix" in vars(self) else ()
 
     @classmethod
     def memory(cls, context: OperatorContext, config: CpuLinearConfig) -> MemoryNeed:

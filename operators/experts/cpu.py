@@ -100,6 +100,14 @@ class CpuExperts(PackedState, Operator):
         """
         return experts(hidden_states, top_k_index, top_k_weights, self.bank, self.activations)
 
+    def held(self) -> tuple[Any, ...]:
+        """Matrices and biases, once they are loaded."""
+        if "bank" not in vars(self):
+            return ()
+        bank = self.bank
+        parts = (bank.gate, bank.up, bank.down, bank.gate_bias, bank.up_bias, bank.down_bias)
+        return tuple(part for part in parts if part is not None)
+
     @classmethod
     def memory(cls, context: OperatorContext, config: CpuExpertsConfig) -> MemoryNeed:
         """The matrices as stored, biases in float32."""

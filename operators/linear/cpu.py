@@ -81,6 +81,10 @@ class CpuLinear(PackedState, Operator):
         """
         return linear(input, self.matrix, self.bias, self.activations)
 
+    def held(self) -> tuple[PackedMatrix, ...]:
+        """The matrix, once it is loaded."""
+        return (self.matrix,) if "matrix" in vars(self) else ()
+
     @classmethod
     def memory(cls, context: OperatorContext, config: CpuLinearConfig) -> MemoryNeed:
         """The weight as stored, the bias in float32."""

@@ -183,3 +183,26 @@ def test_a_deepseek_file_that_does_not_say_how_it_routes(family, tmp_path):
 def _plan_of_a_stated_file(folder):
     write_packed(folder / "stated.gguf", "deepseek_v3", "q8_0", fresh_seed())
     return ktitan.api.plan_model(folder / "stated.gguf", device="cpu")
+
+
+def test_normalised_softmax_routing_without_biases(tmp_path):
+    """DeepSeek V2's layout with `expert_weights_norm`: V3's class with softmax scores and no bias."""
+    more = {"expert_weights_norm": True}
+    stock = write_packed(tmp_path / "m.gguf", "deepseek_v2", "q8_0", fresh_seed(), more)
+    for layer in stock.model.layers[1:]:
+        gate = layer.mlp.gate
+        plain = gate.forward
+
+        def normalised(hidden, plain=plain, scale=stock.config.routed_scaling_factor):
+            logits, weights, indices = plain(hidden)
+            return logits, scale * weights / weights.sum(-1, keepdim=True), indices
+
+        gate.forward = normalised
+    model, _ = ktitan.load(tmp_path / "m.gguf", rules=EXACT, device="cpu")
+    check_against(stock, model)
+
+
+def test_groups_that_no_router_can_use_are_refused(tmp_path):
+    write_packed(tmp_path / "m.gguf", "deepseek_v3", "q8_0", fresh_seed(), {"expert_group_count": 8})
+    with pytest.raises(ktitan.FormatError, match="8 experts cannot be in 8 groups"):
+        ktitan.load(tmp_path / "m.gguf", device="cpu")

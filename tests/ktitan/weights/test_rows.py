@@ -9,7 +9,7 @@ from ktitan.errors import WeightError
 from ktitan.formats import find_format
 from ktitan.weights.expression import Concat, Converted, Held, Reordered, Reshaped, Shifted, Stack, Stored
 from ktitan.weights.live_source import LiveSource
-from ktitan.weights.rows import ModuleLayouts, layout_of, read_rows
+from ktitan.weights.rows import layout_of, module_layouts, read_rows
 from ktitan.weights.source import FileSource, TensorInfo
 
 from support.gguf_blocks import random_rows
@@ -104,6 +104,18 @@ def test_a_live_model_is_stored_as_plain_floats():
     assert torch.equal(torch.from_numpy(out).view(torch.bfloat16), module.weight[1:4])
 
 
+def test_the_experts_of_a_live_model():
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.randn(6, 32, 16))
+    stack = LiveSource(module).bindings()["weight"]
+    layout = layout_of(stack)
+    assert (layout.entries, layout.segments, layout.stored_bytes) == (6, (("f32", 32),), 6 * 32 * 16 * 4)
+    assert stack.stored_bytes == layout.stored_bytes
+    out = np.empty((5, 64), np.uint8)
+    read_rows(stack, out, 3, 4)
+    assert torch.equal(torch.from_numpy(out).view(torch.float32), module.weight[4, 3:8])
+
+
 def test_arithmetic_and_transposition_have_no_rows(store):
     matrix = store("q4_k", 4)
     made = Converted([matrix], (COLUMNS, 4), lambda: matrix.dense(torch.float32).T)
@@ -117,7 +129,7 @@ def test_arithmetic_and_transposition_have_no_rows(store):
 
 def test_vectors_have_no_layout(store):
     assert layout_of(Reshaped(store("q4_k", 1), (COLUMNS,))) is None
-    assert list(ModuleLayouts({"a": store("q4_k", 4), "b": Shifted(store("q4_k", 4), 1.0)})) == ["a"]
+    assert list(module_layouts({"a": store("q4_k", 4), "b": Shifted(store("q4_k", 4), 1.0)})) == ["a"]
 
 
 def test_rows_that_are_not_there(store):

@@ -165,3 +165,11 @@ def test_inside_a_compiled_graph(rng):
     call = call_of(stock, 3, 2, rng)
     with torch.no_grad():
         assert torch.equal(compiled(*call), operator(*call) + 1)
+
+
+def test_a_router_s_gradient_is_not_dropped(rng):
+    stock, weights = packed_experts("qwen3_moe", rng)
+    operator = packed_operator("experts.cpu", stock, weights)
+    hidden, index, shares = call_of(stock, 3, 2, rng)
+    with pytest.raises(UnsupportedError, match="no backward"):
+        operator(hidden, index, shares.requires_grad_())
