@@ -146,9 +146,7 @@ class Plan:
             counts[row.operator] = counts.get(row.operator, 0) + 1
         lines = [f"rules: {self.origin}"]
         lines.append("modules: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
-        kernels = dict.fromkeys(
-            part.split()[0] for row in self.rows if row.operator.endswith(".cpu") for part in [row.kernel]
-        )
+        kernels = dict.fromkeys(row.kernel.split()[0] for row in self.rows if row.operator.endswith(".cpu"))
         if kernels:
             lines.append(f"CPU kernels: {', '.join(kernels)}")
         for tier, uses in self.parts.items():
