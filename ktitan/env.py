@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-__all__ = ["CPU_ISA", "THREADS", "Variable", "log_level", "openmp_rests", "rest_openmp"]
+__all__ = ["CPU_ISA", "THREADS", "Variable", "given_variables", "log_level", "openmp_rests", "rest_openmp"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ OPENMP_WAIT = Variable(
 OPENMP_SPIN = Variable("GOMP_SPINCOUNT", "", "GNU OpenMP's own word for the same; where it is set, ktitan sets nothing")
 
 
+_set_here: set[str] = set()
+
+
 def rest_openmp() -> None:
     """Let OpenMP's idle threads sleep; only what is set before torch is loaded counts.
 
@@ -45,6 +48,12 @@ def rest_openmp() -> None:
     """
     if "torch" not in sys.modules and not OPENMP_WAIT.read() and not OPENMP_SPIN.read():
         os.environ[OPENMP_WAIT.name] = "PASSIVE"
+        _set_here.add(OPENMP_WAIT.name)
+
+
+def given_variables() -> dict[str, str]:
+    """A copy of the environment without what ktitan itself set, for other programs."""
+    return {name: value for name, value in os.environ.items() if name not in _set_here}
 
 
 def openmp_rests() -> bool:

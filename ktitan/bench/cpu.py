@@ -1,12 +1,17 @@
 """`ktitan bench cpu MODEL`: prefill and decode of one model on the processor, beside a peer on the same file.
 
 Rounds run this engine, the peer and a read of memory in turn, so that ratios and shares compare the same minute. The
-peer is llama.cpp through `llama-cpp-python`, which is imported here only and is no dependency.
+peer is llama.cpp through `llama-cpp-python`, which is no dependency; it runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import logging
+import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +24,7 @@ from ktitan.bench.measure import LEAST_RUNS, SETTLE_SECONDS, Pairing, Timing
 from ktitan.bench.memory import aligned_buffer, buffer_bytes, fill, reader
 from ktitan.bench.result import Result
 from ktitan.bench.team import Team
+from ktitan.env import given_variables
 from ktitan.errors import UnsupportedError
 from ktitan.hardware import Hardware, detect
 
@@ -130,31 +136,34 @@ def llamacpp(model: str | Path, peer: str, threads: int, positions: int) -> Side
         raise UnsupportedError(f"no peer {peer!r}", "--peer", f"known: {', '.join(PEERS)}")
     if not str(model).endswith(".gguf"):
         raise UnsupportedError("llama.cpp reads GGUF files only", str(model), "give the path of a .gguf")
-    try:
-        from llama_cpp import Llama
-    except ImportError as error:
-        remedy = 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-python'
-        raise UnsupportedError(f"llama-cpp-python cannot be imported: {error}", "--peer", remedy) from error
-    engine = Llama(
-        str(model),
-        n_ctx=positions + 8,
-        n_batch=positions,
-        n_ubatch=512,
-        n_threads=threads,
-        n_threads_batch=threads,
-        verbose=False,
+    command = [sys.executable, str(Path(__file__).with_name("peer_llamacpp.py")), str(model), str(threads)]
+    process = subprocess.Popen(
+        [*command, str(positions)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=given_variables(),
     )
+    atexit.register(process.kill)
+    answer = _answer(process)
+    if answer != "ready":
+        remedy = 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-python'
+        raise UnsupportedError(answer or "llama.cpp ended without a word", "--peer", remedy)
 
     def side(ids: np.ndarray, new: int) -> tuple[float, float]:
-        engine.reset()
-        start = time.perf_counter()
-        engine.eval([int(token) for token in ids])
-        middle = time.perf_counter()
-        for _ in range(new):
-            engine.eval([int(ids[0])])
-        return middle - start, time.perf_counter() - middle
+        if process.stdin is not None:
+            process.stdin.write(json.dumps([ids.tolist(), new]) + "\n")
+            process.stdin.flush()
+        prefill, decode = json.loads(_answer(process) or "[]") or (math.nan, math.nan)
+        return prefill, decode
 
     return side
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    """The peer's next line; "" when it has ended."""
+    return "" if process.stdout is None else process.stdout.readline().strip()
 
 
 def timed_rounds(

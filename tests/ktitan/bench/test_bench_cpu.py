@@ -1,4 +1,3 @@
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,25 +45,26 @@ def test_both_phases_of_the_tiny_model(tiny_gguf, small_reads):
     assert {result.peer_value for result in results} == {None}
 
 
-class FakeLlama:
-    """Takes its time, and counts what it is given."""
+LLAMA = """
+import time
 
-    calls = None
-
+class Llama:
     def __init__(self, path, **options):
-        FakeLlama.calls = []
+        assert options["n_ctx"] == 20 and options["n_threads"] == 1
 
     def reset(self):
-        self.calls.clear()
+        pass
 
     def eval(self, tokens):
-        self.calls.append(len(tokens))
+        assert len(tokens) in (9, 1)
+        time.sleep(0.001)
+"""
 
 
-def test_the_peer_runs_the_same_tokens(tiny_gguf, small_reads, monkeypatch):
-    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=FakeLlama))
+def test_the_peer_runs_the_same_tokens_in_its_own_process(tiny_gguf, small_reads, tmp_path, monkeypatch):
+    (tmp_path / "llama_cpp.py").write_text(LLAMA)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     results = cpu.run(tiny_gguf, peer="llamacpp", prompt=9, new=3, rounds=3, threads=1)
-    assert FakeLlama.calls == [9, 1, 1, 1]
     assert all(result.peer == "llamacpp" and result.ratio_to_peer < 1 < result.peer_value for result in results)
 
 
@@ -73,7 +73,8 @@ def test_what_a_peer_cannot_do(tiny_gguf, tmp_path, monkeypatch):
         cpu.llamacpp(tiny_gguf, "vllm", 1, 8)
     with pytest.raises(UnsupportedError, match="GGUF files only"):
         cpu.llamacpp(tmp_path, "llamacpp", 1, 8)
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UnsupportedError, match=r"(?s)cannot be imported.*pip install llama-cpp-python"):
         cpu.llamacpp(tiny_gguf, "llamacpp", 1, 8)
 
