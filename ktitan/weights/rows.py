@@ -127,6 +127,10 @@ def _reordered(runs: list[_Run], index: torch.Tensor) -> list[_Run]:
 
 
 def _segments(matrix: Expression) -> tuple[tuple[str, int], ...] | None:
+    if isinstance(matrix, Reordered):
+        inner = _segments(matrix.part)
+        if inner is None or len(inner) == 1:
+            return inner  # in whatever order, they are of one format
     runs = _runs(matrix)
     if runs is None:
         return None

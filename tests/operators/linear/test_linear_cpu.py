@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import ktitan
 from ktitan.errors import UnsupportedError
 from ktitan.native import PackedMatrix
 
-from support.operator_rig import StateWeights, context_for, fresh_seed, relative_difference
+from support.operator_rig import context_for, fresh_seed, relative_difference
 from support.packed_rig import KINDS, PackedWeights, packed_linear, packed_operator, reason_of, stored_rows, width
 
 
@@ -156,6 +157,13 @@ def test_two_loads_of_one_stored_tensor_share_it(rng):
     assert isinstance(first.matrix, PackedMatrix)
 
 
-def test_it_loads_from_a_live_module_too():
-    assert "not known" in reason_of("linear.cpu", nn.Linear(4, 4), PackedWeights(nn.Linear(4, 4), {}))
-    assert StateWeights(nn.Linear(4, 4)).formats("weight") == ("float32",)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_live_model_is_its_own_source(dtype):
+    stock = nn.Sequential(nn.Linear(37, 19), nn.Linear(19, 5, bias=False)).to(dtype)
+    model = copy.deepcopy(stock)
+    rules = [{"match": {"class": "Linear"}, "replace": {"class": "linear.cpu"}}]
+    ktitan.optimize_and_load(model, rules, None, device="cpu")
+    assert [part.matrix.format for part in model] == [{torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]] * 2
+    x = torch.randn(4, 37).to(dtype)
+    with torch.no_grad():
+        assert relative_difference(model(x), stock(x)) < (1e-5 if dtype == torch.float32 else 2e-2)
