@@ -6,6 +6,8 @@ An error says what is wrong, where, and what to do about it. Faults of one kind 
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +26,16 @@ __all__ = [
 ]
 
 
+# Faults that an error's text lists; `KtitanError.faults` holds all of them.
+MOST_SHOWN = 100
+_UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
+
+
+def _printable(text: str) -> str:
+    """`text` with control characters escaped: names out of files must not drive a terminal."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong: what it is, where it stands (`file:line`, a module path, a tensor), what helps."""
@@ -35,7 +47,7 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         remedy = f"\n  remedy: {self.remedy}" if self.remedy else ""
-        return f"{place}{self.message}{remedy}"
+        return _printable(f"{place}{self.message}{remedy}")
 
 
 class KtitanError(Exception):
@@ -62,8 +74,10 @@ class KtitanError(Exception):
     def __str__(self) -> str:
         if len(self.faults) == 1:
             return f"[{self.code}] {self.faults[0]}"
-        lines = [f"[{self.code}] {self.message}"]
-        lines += [f"{number}. {fault}" for number, fault in enumerate(self.faults, 1)]
+        lines = [_printable(f"[{self.code}] {self.message}")]
+        lines += [f"{number}. {fault}" for number, fault in enumerate(self.faults[:MOST_SHOWN], 1)]
+        if len(self.faults) > MOST_SHOWN:
+            lines.append(f"and {len(self.faults) - MOST_SHOWN} more")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,8 +130,29 @@ class UnsupportedError(_NamedError):
     """What was asked for is valid, but this build, model or operator cannot do it."""
 
 
+_NO_PERMISSION = "give your user the right to, or use another place"
+_NO_ROOM = "free space on that drive, or use another one"
+_OS_REMEDIES = {
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: "use a place that is not read-only",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or close some",
+    errno.ENFILE: "raise the system's limit of open files, or close some",
+    errno.EIO: "the drive fails; check it, and copy the file from elsewhere",
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), "check the path"),
+}
+
+
 class IoError(_NamedError):
     """A drive or file failed while it was being read or written."""
+
+    @classmethod
+    def of(cls, error: OSError, doing: str, where: object) -> IoError:
+        """What the operating system refused, e.g. "cannot be read: Permission denied"; `where` is the file."""
+        remedy = _OS_REMEDIES.get(error.errno or 0, "check the drive and the permissions")
+        return cls(f"{doing}: {error.strerror or error}", str(where), remedy)
 
 
 class HardwareError(_NamedError):

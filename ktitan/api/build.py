@@ -8,24 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from ktitan.api.config_file import load_config
+from ktitan.api.foreign import refused
 from ktitan.api.locate import ModelFiles
-from ktitan.errors import UnsupportedError, WeightError
+from ktitan.api.tokenizer_files import load_tokenizer
+from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware
+from ktitan.weights.files import is_file
 from ktitan.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from ktitan.weights.gguf_router import router_notes, set_routers
 from ktitan.weights.gguf_source import GgufSource
 from ktitan.weights.gguf_tokenizer import tokenizer_from_gguf
+from ktitan.weights.json_files import read_json
 from ktitan.weights.source import WeightSource
 
 __all__ = [
@@ -40,17 +42,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# What transformers raises for a config.json that is not one: it validates little, and late.
-_CONFIG_FAULTS = (
-    StrictDataclassError,
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ZeroDivisionError,
-    RuntimeError,
-)
+GENERATION_NAME = "generation_config.json"
+GENERATION_REMEDY = "correct the value, or delete the file: the model's config is used then"
+TOKENIZER_REMEDY = "give the model's HuggingFace folder, and this file as gguf_path"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -61,20 +55,14 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
     Raises:
         UnsupportedError: an architecture that transformers or the GGUF reader does not know, or a packed checkpoint.
         WeightError: there is no config.
+        FormatError, IoError: it is broken, or cannot be read.
     """
     if files.home is None:
         source = next((one for one in sources if isinstance(one, GgufSource)), None)
         if source is None:
-            raise WeightError("no config.json beside the weights", files.name, "give the folder that holds both")
+            raise WeightError("no config.json beside the weights", str(files.weights[-1]), "give the folder that holds both")
         return config_from_gguf(source)
-    try:
-        config = AutoConfig.from_pretrained(files.home)
-    except _CONFIG_FAULTS as error:
-        raise UnsupportedError(
-            f"its config cannot be used: {type(error).__name__}: {error}",
-            str(files.home / "config.json"),
-            "update transformers, or check the file",
-        ) from error
+    config = load_config(files.home)
     _refuse_packed(config, files)
     return config
 
@@ -102,13 +90,13 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     Raises:
         UnsupportedError: transformers has no causal language model for this config.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except _CONFIG_FAULTS as error:
-        kind = getattr(config, "model_type", type(config).__name__)
-        message = f"transformers builds no causal language model from its config: {type(error).__name__}: {error}"
-        raise UnsupportedError(message, kind, "check model_type and the sizes in config.json") from error
+    kind = getattr(config, "model_type", type(config).__name__)
+    message = "transformers builds no causal language model from its config"
+    with (
+        refused(UnsupportedError, message, kind, "check model_type and the sizes in config.json"),
+        torch.device("meta"),
+    ):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     set_routers(model)
     return model
 
@@ -129,7 +117,7 @@ def choose_dtype(
     if isinstance(asked, torch.dtype):
         return asked
     if asked is not None and asked != "auto":
-        if asked not in DTYPES:
+        if not isinstance(asked, str) or asked not in DTYPES:
             raise UnsupportedError(
                 f"dtype {asked!r} is not one of {', '.join(DTYPES)}", "dtype", "leave it out for auto"
             )
@@ -154,17 +142,16 @@ def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTraine
 
     Raises:
         WeightError: there is none.
-        UnsupportedError: a GGUF's pre-tokenizer is not known.
+        UnsupportedError: a GGUF's pre-tokenizer is not known, or the tokenizer exists only as code.
+        FormatError, IoError: its files are broken, or cannot be read.
     """
+    if files.home is not None:
+        return load_tokenizer(files.home)
     source = next((one for one in sources if isinstance(one, GgufSource)), None)
-    if files.home is None and source is not None:
-        return tokenizer_from_gguf(source)
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(files.home)
-    except (ValueError, OSError, KeyError) as error:
-        raise WeightError(
-            f"no tokenizer: {error}", str(files.home), "copy tokenizer.json beside config.json"
-        ) from error
+    if source is None:
+        raise WeightError("no tokenizer beside the weights", str(files.weights[-1]), "give the folder that holds both")
+    with refused(FormatError, "the tokenizer in its metadata cannot be used", source.path, TOKENIZER_REMEDY):
+        tokenizer = tokenizer_from_gguf(source)
     return tokenizer
 
 
@@ -173,7 +160,28 @@ def generation_config_of(model: Any, home: Path | None, sources: list[WeightSour
     current = getattr(model, "generation_config", None)
     if current is None or not getattr(current, "_from_model_config", False):
         return None
-    if home is not None and (home / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(home)
+    if home is not None and is_file(home / GENERATION_NAME):
+        return _read_generation_config(home)
     source = next((one for one in sources if isinstance(one, GgufSource)), None)
     return generation_config_from_gguf(source, model.config) if home is None and source is not None else None
+
+
+def _read_generation_config(home: Path) -> GenerationConfig:
+    """The file in `home`, whose ids are whole numbers.
+
+    Raises:
+        FormatError, IoError: it is broken, or cannot be read.
+    """
+    path = home / GENERATION_NAME
+    stated = read_json(path)
+    ids = {name: value for name, value in stated.items() if name.endswith("_token_id") and value is not None}
+    faults = [
+        Fault(f"{name} is {str(value)[:60]!r}, not a token id", str(path), GENERATION_REMEDY)
+        for name, value in ids.items()
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in (value if isinstance(value, list) else [value]))
+    ]
+    if faults:
+        raise FormatError.from_faults(faults, f"{len(faults)} values of {path} cannot be")
+    with refused(FormatError, "it cannot be used", path, GENERATION_REMEDY):
+        config = GenerationConfig.from_pretrained(home)
+    return config

@@ -14,10 +14,12 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from ktitan.api.build import build_tokenizer, generation_config_of, notes_of
 from ktitan.api.locate import is_hub_id, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
+from ktitan.api.tokenizer_files import check_vocabulary
 from ktitan.errors import UnsupportedError
 from ktitan.inject import apply_plan, refuse_injected
 from ktitan.plan import Plan
 from ktitan.tiers import Budget
+from ktitan.weights.files import is_file, stat_of
 from ktitan.weights.opening import Weights, open_sources
 
 __all__ = ["load", "optimize_and_load"]
@@ -102,6 +104,7 @@ def load(
     """
     ready = prepare(path, gguf_path, device=device, dtype=dtype)
     tokenizer = build_tokenizer(ready.files, ready.sources)
+    vocabulary = check_vocabulary(tokenizer, ready.model, path)
     plan = plan_injection(
         ready.model,
         rules,
@@ -113,7 +116,7 @@ def load(
         context=context,
         keep_original=keep_original,
     )
-    plan.notes += notes_of(ready.files, ready.sources)
+    plan.notes += [*notes_of(ready.files, ready.sources), *vocabulary]
     generation = generation_config_of(ready.model, ready.files.home, ready.sources)
     _carry_out(ready.model, plan, keep_original, progress, generation)
     model: Any = ready.model
@@ -124,7 +127,7 @@ def _local(weights: Weights, model: nn.Module) -> Weights:
     """`weights` with hub ids found in, or brought to, the local cache; also the id that the config was loaded from."""
     if weights is None and all(parameter.is_meta for parameter in model.parameters()):
         weights = getattr(getattr(model, "config", None), "_name_or_path", "") or None
-    if isinstance(weights, str) and weights and not Path(weights).exists() and is_hub_id(weights):
+    if isinstance(weights, str) and weights and is_hub_id(weights) and stat_of(weights) is None:
         return locate(weights).weights[0]
     return weights
 
@@ -147,4 +150,4 @@ def _home(weights: Weights, model: nn.Module) -> Path | None:
     """The folder that holds the model's own files, when weights come from one."""
     origin = weights if weights is not None else getattr(getattr(model, "config", None), "_name_or_path", "")
     paths = [origin] if isinstance(origin, str | Path) else list(origin)
-    return next((Path(path) for path in paths if path and (Path(path) / "config.json").is_file()), None)
+    return next((Path(path) for path in paths if path and is_file(Path(path) / "config.json")), None)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ktitan.errors import WeightError
+from ktitan.weights.files import is_file, is_folder, missing, names_in, stat_of
 
 __all__ = ["ModelFiles", "is_hub_id", "locate"]
 
+NAMES_REMEDY = "give a folder, a .gguf file, a hub id (org/name), or demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]
 _HUB_DOUBLES = ["original/*", "consolidated*"]  # the same weights under their makers' names
@@ -51,14 +54,16 @@ def locate(
     Raises:
         WeightError: nothing there.
     """
-    if str(model) == "demo" and not Path("demo").exists():
+    extra = _paths(gguf_path)
+    if not isinstance(model, str | Path) or not str(model):
+        raise WeightError(f"{model!r} is not a model", "MODEL", NAMES_REMEDY)
+    if str(model) == "demo" and stat_of("demo") is None:
         return _demo()
     path = Path(model)
-    if not path.exists():
+    if stat_of(path) is None:
         path = _from_hub(str(model), download_weights)
-    extra = _paths(gguf_path)
-    home = path if path.is_dir() and (path / "config.json").is_file() else None
-    if home is not None and extra and not any(path.glob("*.safetensors")):
+    home = path if is_folder(path) and is_file(path / "config.json") else None
+    if home is not None and extra and not names_in(path, ".safetensors"):
         return ModelFiles(extra, home, path.name, overrides=extra)
     return ModelFiles((*extra, path), home, path.name, overrides=extra)
 
@@ -66,7 +71,11 @@ def locate(
 def _paths(value: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...]:
     if value is None:
         return ()
-    return tuple(map(Path, [value] if isinstance(value, str | Path) else value))
+    given = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    wrong = [path for path in given if not isinstance(path, str | Path) or not str(path)]
+    if wrong:
+        raise WeightError(f"{wrong[0]!r} is not a path", "gguf_path", "give a .gguf file, or a list of them")
+    return tuple(map(Path, given))
 
 
 def is_hub_id(name: str) -> bool:
@@ -76,8 +85,8 @@ def is_hub_id(name: str) -> bool:
 
 def _from_hub(name: str, weights: bool) -> Path:
     """Download a hub id, or find it in huggingface_hub's cache."""
-    if not is_hub_id(name):
-        raise WeightError("no such file or folder", name, "give a folder, a .gguf file, a hub id (org/name), or demo")
+    if not is_hub_id(name) or os.path.islink(name):
+        raise WeightError(missing(name), name, NAMES_REMEDY)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

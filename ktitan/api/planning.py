@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ktitan.plan.devices import whole_name
 from ktitan.planner import auto_rules, packaged_rules
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
+from ktitan.weights.files import names_in
 from ktitan.weights.opening import open_source
 from ktitan.weights.source import WeightSource
 
@@ -56,7 +58,11 @@ def prepare(
     sources = _open(files, need_weights)
     hardware = detect()
     place = whole_name(default_device(hardware) if device is None else device)
-    config = read_config(files, sources)
+    try:
+        config = read_config(files, sources)
+    finally:
+        for source in sources:  # rotary factors are read already; reading again opens the file again
+            source.close()
     if is_packed(config) and files.overrides:
         # A GGUF beside a packed checkpoint stands for it whole: the two do not mix.
         sources = [source for source in sources if Path(source.path) in files.overrides]
@@ -70,9 +76,14 @@ def _open(files: ModelFiles, need_weights: bool) -> list[WeightSource]:
         return [open_source(path) for path in files.weights]
     except WeightError:
         # A folder with a config alone can still be planned: "will it fit?" comes before the download.
-        if need_weights or files.home is None or any(files.home.glob("*.safetensors*")):
+        if need_weights or files.home is None or files.overrides or _names_weights(files.home):
             raise
         return []
+
+
+def _names_weights(home: Path) -> bool:
+    """Whether the folder holds weights, or an index that promises some: then something is wrong with them."""
+    return bool(names_in(home, ".safetensors", ".safetensors.index.json"))
 
 
 def plan_model(
@@ -147,5 +158,5 @@ def _parsed(rules: RulesArgument) -> RuleSet:
         return rules
     if isinstance(rules, str | Path):
         path = Path(rules)
-        return parse_rules(path if path.exists() else packaged_rules(str(rules)) or path)
+        return parse_rules(path if os.path.exists(path) else packaged_rules(str(rules)) or path)
     return parse_object(rules, "<rules>")

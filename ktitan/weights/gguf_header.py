@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 
 import gguf
 
-from ktitan.errors import FormatError, IoError
+from ktitan.errors import FormatError
 from ktitan.formats import find_format
+from ktitan.weights.files import FileStamp, open_regular
 from ktitan.weights.source import TensorInfo
 
 __all__ = ["GgufHeader", "read_header"]
@@ -47,11 +48,13 @@ class GgufHeader:
         file: its path.
         metadata: Python values by key; arrays are lists.
         tensors: by name, with shapes in torch order and offsets from the start of the file.
+        stamp: the file as it was.
     """
 
     file: str
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    stamp: FileStamp
 
 
 def read_header(path: str | os.PathLike[str]) -> GgufHeader:
@@ -59,14 +62,12 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
 
     Raises:
         FormatError: the file is not GGUF, is damaged, or uses a version, byte order or tensor type that is not known.
+        WeightError: there is no regular file.
         IoError: the file cannot be opened or read.
     """
-    try:
-        with open(path, "rb") as handle:
-            cursor = _Cursor(handle, str(path), os.fstat(handle.fileno()).st_size)
-            return _read(cursor)
-    except OSError as error:
-        raise IoError(f"cannot read: {error.strerror}", str(path), "check the drive and the permissions") from error
+    with open_regular(path) as handle:
+        stamp = FileStamp.of(os.fstat(handle.fileno()))
+        return _read(_Cursor(handle, str(path), stamp.size), stamp)
 
 
 class _Cursor:
@@ -113,7 +114,7 @@ class _Cursor:
             raise self.fault(f"{what} is not valid UTF-8") from error
 
 
-def _read(cursor: _Cursor) -> GgufHeader:
+def _read(cursor: _Cursor, stamp: FileStamp) -> GgufHeader:
     _check_version(cursor)
     tensor_count = cursor.number("Q", "the tensor count")
     pair_count = cursor.number("Q", "the metadata count")
@@ -133,7 +134,7 @@ def _read(cursor: _Cursor) -> GgufHeader:
             raise cursor.fault(f"tensor {name!r} starts at {offset}, not at a multiple of {alignment}")
         tensors[name] = _tensor(cursor, name, shape, kind, data_start + offset)
     _check_overlap(cursor, tensors)
-    return GgufHeader(cursor.path, metadata, tensors)
+    return GgufHeader(cursor.path, metadata, tensors, stamp)
 
 
 def _check_version(cursor: _Cursor) -> None:

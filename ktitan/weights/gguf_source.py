@@ -13,6 +13,7 @@ from typing import Any
 
 from ktitan.errors import Fault, FormatError, WeightError
 from ktitan.formats import find_format
+from ktitan.weights.files import FileStamp, is_file, is_folder, names_in, read_each
 from ktitan.weights.gguf_header import GgufHeader, read_header
 from ktitan.weights.source import FileSource, TensorInfo
 
@@ -33,8 +34,14 @@ class GgufSource(FileSource):
 
     kind = "gguf"
 
-    def __init__(self, path: str, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
-        super().__init__(path, tensors)
+    def __init__(
+        self,
+        path: str,
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, TensorInfo],
+        stamps: Mapping[str, FileStamp] | None = None,
+    ) -> None:
+        super().__init__(path, tensors, stamps)
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata))
         self.files = tuple(dict.fromkeys(one.file for one in tensors.values()))
         architecture = metadata.get(ARCHITECTURE_KEY)
@@ -61,19 +68,17 @@ def open_gguf(path: str | Path) -> GgufSource:
         IoError: a file cannot be read.
     """
     given = Path(path)
-    file = _only_model(given) if given.is_dir() else given
-    if not file.is_file():
-        raise WeightError("no such file", str(file), "check the path")
+    file = _only_model(given) if is_folder(given) else given
     header = read_header(file)
     count = _split_number(header, "split.count", 1)
     headers = [header] if count <= 1 else _read_shards(file, header, count)
-    return GgufSource(str(path), headers[0].metadata, _merged(headers))
+    return GgufSource(str(path), headers[0].metadata, _merged(headers), {one.file: one.stamp for one in headers})
 
 
 def _only_model(folder: Path) -> Path:
     """One file of the only model in `folder`."""
     models: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.gguf")):
+    for file in (folder / name for name in names_in(folder, ".gguf")):
         shard = SHARD_NAME.fullmatch(file.name)
         models.setdefault(f"{shard['stem']} (of {shard['count']})" if shard else file.name, file)
     if not models:
@@ -96,11 +101,11 @@ def _read_shards(file: Path, known: GgufHeader, count: int) -> list[GgufHeader]:
             f"name the files NAME-00001-of-{count:05d}.gguf and so on, as they were published",
         )
     paths = [file.with_name(f"{shard['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        faults = [Fault("shard is missing", str(path), "download it into the same folder") for path in missing]
-        raise WeightError.from_faults(faults, f"{len(missing)} of {count} shards are missing")
-    headers = [known if path == file else read_header(path) for path in paths]
+    absent = [path for path in paths if not is_file(path)]
+    if absent:
+        faults = [Fault("shard is missing", str(path), "download it into the same folder") for path in absent]
+        raise WeightError.from_faults(faults, f"{len(absent)} of {count} shards are missing")
+    headers = read_each(paths, lambda path: known if path == file else read_header(path))
     for index, header in enumerate(headers):
         _check_shard(header, index, count)
     total = _split_number(headers[0], "split.tensors.count", 0)

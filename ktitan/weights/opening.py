@@ -8,9 +8,10 @@ from pathlib import Path
 from torch import nn
 
 from ktitan.errors import WeightError
+from ktitan.weights.files import is_file, is_folder, names_in, stamp_of
 from ktitan.weights.gguf_source import open_gguf
 from ktitan.weights.live_source import LiveSource
-from ktitan.weights.safetensors_source import INDEX_NAME, open_safetensors
+from ktitan.weights.safetensors_source import INDEX_NAME, PICKLED, PICKLED_REMEDY, open_safetensors
 from ktitan.weights.source import WeightSource
 
 __all__ = ["Weights", "open_source", "open_sources"]
@@ -46,22 +47,25 @@ def open_source(path: str | Path) -> WeightSource:
     Raises:
         WeightError: the path does not exist or holds no weights.
         FormatError: a file is broken.
+        IoError: a file or folder cannot be read.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise WeightError(f"{path!r} is not a path", "weights", "give a folder, a .safetensors or a .gguf file")
     path = Path(path)
-    if path.name.endswith(".index.json"):
-        path = path.parent
-    if not path.exists():
-        raise WeightError("no such file or folder", str(path), "check the path")
+    if is_folder(path):
+        is_gguf = not _has_safetensors(path) and names_in(path, ".gguf")
+        return open_gguf(path) if is_gguf else open_safetensors(path)
+    stamp_of(path)
+    if path.name.endswith(".safetensors.index.json"):
+        return open_safetensors(path.parent)
+    if path.name.endswith(PICKLED):
+        raise WeightError("a pickled checkpoint", str(path), PICKLED_REMEDY)
     if path.suffix == ".gguf":
         return open_gguf(path)
-    if path.is_file() and path.suffix != ".safetensors" and not path.is_symlink():
+    if path.suffix != ".safetensors" and not path.is_symlink():
         raise WeightError("not a weights file", str(path), "give a folder, a .safetensors or a .gguf file")
-    if path.is_dir() and not _has_safetensors(path) and any(path.glob("*.gguf")):
-        return open_gguf(path)
     return open_safetensors(path)
 
 
 def _has_safetensors(folder: Path) -> bool:
-    return (folder / INDEX_NAME).is_file() or any(folder.glob("*.safetensors"))
+    return is_file(folder / INDEX_NAME) or bool(names_in(folder, ".safetensors"))

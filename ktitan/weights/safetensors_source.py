@@ -7,6 +7,7 @@ it offers no offsets, so they are read from the validated header. Format: https:
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -15,12 +16,20 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ktitan.errors import Fault, FormatError, WeightError
+from ktitan.weights.files import FileStamp, is_file, names_in, open_regular, read_each, stamp_of
+from ktitan.weights.json_files import read_json
 from ktitan.weights.source import FileSource, TensorInfo
 
 __all__ = ["INDEX_NAME", "SafetensorsSource", "open_safetensors"]
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
+PICKLED_REMEDY = (
+    "pickled checkpoints can run code and are not read; save the model as safetensors with transformers' save_pretrained"
+)
+
+Header = tuple[dict[str, TensorInfo], FileStamp]
 
 
 class SafetensorsSource(FileSource):
@@ -34,44 +43,49 @@ def open_safetensors(path: str | Path) -> SafetensorsSource:
 
     Raises:
         WeightError: a shard is missing, leaves the folder, lacks a tensor that the index promises, or holds one twice.
-        FormatError: a file is not valid safetensors.
+        FormatError: files are not valid safetensors.
+        IoError: a file or folder cannot be read.
     """
     path = Path(path)
-    if path.is_file():
-        return SafetensorsSource(str(path), read_header(path))
+    if is_file(path):
+        header, stamp = read_header(path)
+        return SafetensorsSource(str(path), header, {str(path): stamp})
     shards, promised = _shards(path)
+    headers = read_each([path / shard for shard in shards], read_header)
     tensors: dict[str, TensorInfo] = {}
     faults: list[Fault] = []
-    for shard in shards:
-        for name, info in read_header(path / shard).items():
+    for shard, (header, _) in zip(shards, headers, strict=True):
+        for name, info in header.items():
             if name in tensors:
                 faults.append(Fault(f"stands in {tensors[name].file} and in {shard}", name, "remove one of the files"))
             tensors[name] = info
     faults += _broken_promises(promised, tensors)
     if faults:
         raise WeightError.from_faults(faults, f"{len(faults)} faults in the shards of {path}")
-    return SafetensorsSource(str(path), tensors)
+    stamps = {str(path / shard): stamp for shard, (_, stamp) in zip(shards, headers, strict=True)}
+    return SafetensorsSource(str(path), tensors, stamps)
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one file, after the library has validated it.
+def read_header(path: Path) -> Header:
+    """The tensors of one file, after the library has validated it, and the file's stamp.
 
     Raises:
         FormatError: the file is not valid safetensors.
-        WeightError: it cannot be opened.
+        WeightError: there is no regular file.
+        IoError: it cannot be opened or read.
     """
+    stamp_of(path)  # the library would wait for ever at a pipe
     try:
-        with safe_open(path, "pt") as _, open(path, "rb") as file:
+        with open_regular(path) as file, safe_open(path, "pt") as _:
+            stamp = FileStamp.of(os.fstat(file.fileno()))
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length), object_pairs_hook=_unique)
     except _KeyTwice as error:
         raise FormatError(f"{error} stands twice in the header", str(path), "copy or download it again") from error
     except SafetensorError as error:
         raise FormatError(f"not a valid safetensors file: {error}", str(path), "copy or download it again") from error
-    except OSError as error:
-        raise WeightError(f"cannot open: {error.strerror or error}", str(path), "check path and permissions") from error
     header.pop("__metadata__", None)
-    return {name: _tensor(name, entry, str(path), 8 + length) for name, entry in header.items()}
+    return {name: _tensor(name, entry, str(path), 8 + length) for name, entry in header.items()}, stamp
 
 
 class _KeyTwice(ValueError):
@@ -95,35 +109,39 @@ def _tensor(name: str, entry: Mapping[str, Any], file: str, data_start: int) -> 
 def _shards(folder: Path) -> tuple[list[str], dict[str, str]]:
     """File names of a checkpoint in `folder`, and which tensor the index promises in which file."""
     index = folder / INDEX_NAME
-    if index.is_file():
+    if is_file(index):
         promised = _read_index(index)
         return sorted(set(promised.values())), promised
-    if (folder / SINGLE_NAME).is_file():
+    if is_file(folder / SINGLE_NAME):
         return [SINGLE_NAME], {}
-    found = sorted(file.name for file in folder.glob("*.safetensors"))
+    found = names_in(folder, ".safetensors")
     if not found:
         raise WeightError("no weights found", str(folder), _remedy_without_weights(folder))
     return found, {}
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    try:
-        promised = json.loads(index.read_text("utf-8"))["weight_map"]
-        if not isinstance(promised, dict) or not all(isinstance(name, str) for name in promised.values()):
-            raise TypeError("weight_map is not a table of file names")
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"not a valid index: {error}", str(index), "download it again") from error
-    faults = []
-    for shard in sorted(set(promised.values())):
-        if PurePosixPath(shard).name != shard or shard in ("", ".", ".."):
-            faults.append(
-                Fault(f"names {shard!r}, which is not a plain file name", str(index), "do not trust this model")
-            )
-        elif not (index.parent / shard).is_file():
-            faults.append(Fault(f"shard {shard} is missing", str(index), "download it, or the whole model again"))
+    promised = read_json(index).get("weight_map")
+    if not isinstance(promised, dict) or not all(isinstance(name, str) for name in promised.values()):
+        raise FormatError(
+            "not a valid index: weight_map is not a table of file names", str(index), "download it again"
+        )
+    faults = [fault for shard in sorted(set(promised.values())) for fault in _shard_faults(index, shard)]
     if faults:
         raise WeightError.from_faults(faults, f"{len(faults)} shards of {index} cannot be used")
     return promised
+
+
+def _shard_faults(index: Path, shard: str) -> list[Fault]:
+    """What is wrong with the name of a shard, or with the file; a link may lead anywhere, as in the hub's cache."""
+    if PurePosixPath(shard).name != shard or shard in ("", ".", "..") or len(shard) > 255 or not shard.isprintable():
+        message = f"names {shard[:80]!r}, which is not a plain file name"
+        return [Fault(message, str(index), "do not trust this model")]
+    if shard.endswith(PICKLED):
+        return [Fault(f"shard {shard} is pickled", str(index), PICKLED_REMEDY)]
+    if not is_file(index.parent / shard):
+        return [Fault(f"shard {shard} is missing", str(index), "download it, or the whole model again")]
+    return []
 
 
 def _broken_promises(promised: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> list[Fault]:
@@ -135,8 +153,8 @@ def _broken_promises(promised: Mapping[str, str], tensors: Mapping[str, TensorIn
 
 
 def _remedy_without_weights(folder: Path) -> str:
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
-        return "pickled checkpoints are not read; save the model as safetensors with transformers' save_pretrained"
-    if any(folder.glob("*.gguf")):
+    if names_in(folder, *PICKLED):
+        return PICKLED_REMEDY
+    if names_in(folder, ".gguf"):
         return "the folder holds GGUF files; give one of them, or the folder as gguf_path"
     return "give a folder with model.safetensors or model.safetensors.index.json, or a .gguf file"

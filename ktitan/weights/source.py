@@ -12,7 +12,7 @@ import torch
 
 from ktitan.errors import IoError
 from ktitan.formats import find_format
-from ktitan.weights.files import FileReader
+from ktitan.weights.files import FileReader, FileStamp
 
 __all__ = ["FileSource", "TensorInfo", "WeightSource"]
 
@@ -74,12 +74,20 @@ class WeightSource(ABC):
 
 
 class FileSource(WeightSource):
-    """A source whose tensors are byte ranges of files, read by `pread`."""
+    """A source whose tensors are byte ranges of files, read by `pread`.
 
-    def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
+    Args:
+        path: what the user gave.
+        tensors: every stored tensor by name.
+        stamps: of the files when their headers were read.
+    """
+
+    def __init__(
+        self, path: str, tensors: Mapping[str, TensorInfo], stamps: Mapping[str, FileStamp] | None = None
+    ) -> None:
         super().__init__(path)
         self.tensors = tensors
-        self._files = FileReader()
+        self._files = FileReader(stamps)
 
     def read_bytes(self, info: TensorInfo, start: int, nbytes: int) -> np.ndarray:
         """`nbytes` stored bytes of a tensor from `start` on, as uint8 [nbytes]."""

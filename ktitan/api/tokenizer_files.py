@@ -1,0 +1,105 @@
+"""A folder's tokenizer through transformers, without running code of the folder, and held against the embedding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ktitan.api.config_file import own_code_message
+from ktitan.api.foreign import first_line, refused
+from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
+from ktitan.weights.files import is_file
+from ktitan.weights.json_files import read_json
+
+__all__ = ["check_vocabulary", "load_tokenizer"]
+
+SETTINGS = "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+# Files of a tokenizer that are JSON objects; the others are read by the tokenizer's class alone.
+JSON_FILES = (SETTINGS, TOKENIZER, "special_tokens_map.json", "added_tokens.json")
+MODEL_FILES = (TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
+def load_tokenizer(home: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in the folder `home`.
+
+    Raises:
+        WeightError: there is none.
+        FormatError: files are broken; all that are no JSON objects at once.
+        UnsupportedError: it exists only as code of the folder, which is never run.
+        IoError: a file cannot be read.
+    """
+    settings = read_json(home / SETTINGS) if is_file(home / SETTINGS) else {}
+    template = settings.get("chat_template")
+    if template is not None and not isinstance(template, str | list | dict):
+        kind = type(template).__name__
+        raise FormatError(f"chat_template is {kind}, not text", str(home / SETTINGS), "download the file again")
+    try:
+        with refused(FormatError, "the tokenizer cannot be used", home, "download the tokenizer's files again"):
+            tokenizer: Any = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
+    except FormatError as error:
+        raise _diagnosed(home, settings, error) from error
+    return tokenizer
+
+
+def _diagnosed(home: Path, settings: dict[str, Any], error: FormatError) -> FormatError | UnsupportedError | WeightError:
+    """The error that says best why there is no tokenizer; looked for only when there is none."""
+    faults: list[Fault] = []
+    for name in JSON_FILES:
+        if is_file(home / name):
+            try:
+                read_json(home / name)
+            except FormatError as broken:
+                faults += broken.faults
+    if faults:
+        return FormatError.from_faults(faults, f"{len(faults)} of the tokenizer's files are broken")
+    own = own_code_message(settings)
+    if own:
+        return UnsupportedError(
+            f"the tokenizer needs code of the folder: {own}",
+            str(home / SETTINGS),
+            "copy the tokenizer.json of the same model beside it; ktitan has no option to run a model's own code",
+        )
+    if not any(is_file(home / name) for name in MODEL_FILES):
+        return WeightError(
+            f"no tokenizer here (looked for {', '.join(MODEL_FILES)})",
+            str(home),
+            "copy tokenizer.json and tokenizer_config.json of the model beside config.json",
+        )
+    cause = error.__cause__
+    reason = first_line(cause) if cause is not None else error.message
+    place = home / TOKENIZER if is_file(home / TOKENIZER) else home
+    return FormatError(f"the tokenizer cannot be used: {reason}", str(place), error.remedy)
+
+
+def check_vocabulary(tokenizer: Any, model: Any, where: object) -> list[str]:
+    """Hold the tokenizer's ids against the rows of the model's embedding.
+
+    Returns:
+        Notes for the plan: tokens added to the vocabulary may lie beyond the embedding in lawful checkpoints (the image
+        token of Gemma 3's text models); they are refused only when a prompt holds one.
+
+    Raises:
+        WeightError: the vocabulary itself has ids that the embedding lacks.
+    """
+    rows = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
+    if not isinstance(rows, int):
+        return []
+    added = set(getattr(tokenizer, "added_tokens_decoder", None) or {})
+    beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
+    own = sorted(index for index in beyond if index not in added)
+    if own:
+        raise WeightError(
+            f"{len(own)} tokens lie beyond the embedding's {rows} rows, the first is {beyond[own[0]]!r} ({own[0]})",
+            str(where),
+            "tokenizer and weights belong to different checkpoints: take both from one",
+        )
+    if not beyond:
+        return []
+    first = min(beyond)
+    return [
+        f"{len(beyond)} added tokens lie beyond the embedding's {rows} rows, the first is {beyond[first]!r} ({first}); "
+        "a prompt with one of them is refused"
+    ]
