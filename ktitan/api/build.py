@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedConfig,
@@ -90,12 +91,13 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     Raises:
         UnsupportedError: transformers has no causal language model for this config.
     """
-    kind = getattr(config, "model_type", type(config).__name__)
+    where = getattr(config, "name_or_path", "") or type(config).__name__
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedError(
+            f"{config.model_type!r} is no causal language model", where, "give a model that continues text"
+        )
     message = "transformers builds no causal language model from its config"
-    with (
-        refused(UnsupportedError, message, kind, "check model_type and the sizes in config.json"),
-        torch.device("meta"),
-    ):
+    with refused(UnsupportedError, message, where, "check the value that is named in config.json"), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     set_routers(model)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ SIZES = (
     "n_head",
     "d_model",
 )
+# Numbers that must be finite; the first kind may be 0.
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+BASES = ("rope_theta",)
 NATIVE_REMEDY = (
     "ktitan has no option to run a model's own code: use a checkpoint whose model_type transformers knows, or, where "
     "the model computes like one of these, write that model_type into config.json"
@@ -102,6 +106,15 @@ def _faults(value: Any, where: str, place: str = "", depth: int = 0) -> Iterator
         elif name in LAYER_COUNTS or name in SIZES:
             most = MAX_LAYERS if name in LAYER_COUNTS else LARGEST
             yield from _number_faults(full, entry, most, where)
+        elif name in EPSILONS or name in BASES:
+            yield from _real_faults(full, entry, name in BASES, where)
+
+
+def _real_faults(name: str, value: Any, positive: bool, where: str) -> Iterator[Fault]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return  # transformers says what it wants
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        yield Fault(f"{name} is {value}, not a number from 0 on", where, "download the file again")
 
 
 def _number_faults(name: str, value: Any, most: int, where: str) -> Iterator[Fault]:

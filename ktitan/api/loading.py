@@ -15,7 +15,7 @@ from ktitan.api.build import build_tokenizer, generation_config_of, notes_of
 from ktitan.api.locate import is_hub_id, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.api.tokenizer_files import check_vocabulary
-from ktitan.errors import UnsupportedError
+from ktitan.errors import UnsupportedError, WeightError
 from ktitan.inject import apply_plan, refuse_injected
 from ktitan.plan import Plan
 from ktitan.tiers import Budget
@@ -104,7 +104,7 @@ def load(
     """
     ready = prepare(path, gguf_path, device=device, dtype=dtype)
     tokenizer = build_tokenizer(ready.files, ready.sources)
-    vocabulary = check_vocabulary(tokenizer, ready.model, path)
+    faults, notes = check_vocabulary(tokenizer, ready.model, path)
     plan = plan_injection(
         ready.model,
         rules,
@@ -116,7 +116,8 @@ def load(
         context=context,
         keep_original=keep_original,
     )
-    plan.notes += [*notes_of(ready.files, ready.sources), *vocabulary]
+    plan.add_problem(WeightError, faults)
+    plan.notes += [*notes_of(ready.files, ready.sources), *notes]
     generation = generation_config_of(ready.model, ready.files.home, ready.sources)
     _carry_out(ready.model, plan, keep_original, progress, generation)
     model: Any = ready.model

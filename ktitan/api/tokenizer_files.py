@@ -74,32 +74,26 @@ def _diagnosed(home: Path, settings: dict[str, Any], error: FormatError) -> Form
     return FormatError(f"the tokenizer cannot be used: {reason}", str(place), error.remedy)
 
 
-def check_vocabulary(tokenizer: Any, model: Any, where: object) -> list[str]:
+def check_vocabulary(tokenizer: Any, model: Any, where: object) -> tuple[list[Fault], list[str]]:
     """Hold the tokenizer's ids against the rows of the model's embedding.
 
     Returns:
-        Notes for the plan: tokens added to the vocabulary may lie beyond the embedding in lawful checkpoints (the image
-        token of Gemma 3's text models); they are refused only when a prompt holds one.
-
-    Raises:
-        WeightError: the vocabulary itself has ids that the embedding lacks.
+        Faults (the vocabulary itself has ids that the embedding lacks) and notes for the plan: tokens added to the
+        vocabulary may lie beyond the embedding in lawful checkpoints (the image token of Gemma 3's text models); they
+        are refused only when a prompt holds one.
     """
     rows = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
     if not isinstance(rows, int):
-        return []
-    added = set(getattr(tokenizer, "added_tokens_decoder", None) or {})
+        return [], []
     beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
-    own = sorted(index for index in beyond if index not in added)
+    own = sorted(beyond.keys() - set(getattr(tokenizer, "added_tokens_decoder", None) or ()))
     if own:
-        raise WeightError(
-            f"{len(own)} tokens lie beyond the embedding's {rows} rows, the first is {beyond[own[0]]!r} ({own[0]})",
-            str(where),
-            "tokenizer and weights belong to different checkpoints: take both from one",
-        )
+        first = f"the first is {beyond[own[0]]!r} (id {own[0]})"
+        message = f"{len(own)} tokens lie beyond the embedding's {rows} rows, {first}"
+        return [Fault(message, str(where), "tokenizer and weights are of different checkpoints: take both from one")], []
     if not beyond:
-        return []
-    first = min(beyond)
-    return [
-        f"{len(beyond)} added tokens lie beyond the embedding's {rows} rows, the first is {beyond[first]!r} ({first}); "
-        "a prompt with one of them is refused"
+        return [], []
+    first = f"the first is {beyond[min(beyond)]!r} (id {min(beyond)})"
+    return [], [
+        f"{len(beyond)} added tokens lie beyond the embedding's {rows} rows, {first}; a prompt with one is refused"
     ]

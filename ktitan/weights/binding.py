@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from ktitan.errors import Fault
-from ktitan.weights.expression import Expression, Stack
+from ktitan.formats import formats
+from ktitan.formats.plain import plain_name
+from ktitan.weights.expression import Converted, Expression, Held, Stack
 from ktitan.weights.gguf_names import gguf_bindings
 from ktitan.weights.gguf_source import GgufSource
 from ktitan.weights.hf_names import hf_bindings
@@ -17,6 +20,8 @@ from ktitan.weights.live_source import LiveSource
 from ktitan.weights.source import WeightSource
 
 __all__ = ["WeightMap", "bind"]
+
+ONE_CHECKPOINT = "config and weights are of different checkpoints: take both from one"
 
 
 @dataclass
@@ -61,15 +66,20 @@ def bind(model: nn.Module, sources: Sequence[WeightSource], choose: SourceChoice
     for source in sources:
         bindings, unused, faults = _names_of(model, source)
         tables.append((source, bindings))
-        result.faults += [*faults, *(_surplus(source, name) for name in unused)]
+        result.faults += [*faults, *(_surplus(model, source, name) for name in unused)]
     missing: dict[str, str | None] = {}
+    claimed = {fault.where for fault in result.faults}
     for name, tensor in model.state_dict().items():
+        if name in claimed:
+            continue
         wanted = choose(name)
         found = next((table[name] for source, table in tables if name in table and _is_called(source, wanted)), None)
         if found is None:
             missing[name] = wanted
         elif found.shape != tuple(tensor.shape):
             result.faults.append(_misshaped(name, found, tuple(tensor.shape)))
+        elif wrong := _unfit_format(found, tensor):
+            result.faults.append(Fault(wrong, name, "give a checkpoint of plain floats, or a GGUF of the model"))
         else:
             result.bindings[name] = found
     partners = _partners(model)
@@ -108,9 +118,20 @@ def _misshaped(name: str, found: Expression, shape: tuple[int, ...]) -> Fault:
     gaps = _gaps(found, shape)
     if gaps:
         return Fault(f"parts are missing: {gaps}", name, "the checkpoint is incomplete; download it again")
-    return Fault(
-        f"stored as {list(found.shape)}, the model has {list(shape)}", name, "config.json belongs to another checkpoint"
-    )
+    return Fault(f"stored as {list(found.shape)}, the model has {list(shape)}", name, ONE_CHECKPOINT)
+
+
+def _unfit_format(found: Expression, tensor: torch.Tensor) -> str:
+    """Why what is stored cannot be the numbers of `tensor`; empty when it can, or when transformers converts it."""
+    if isinstance(found, Converted | Held) or not tensor.is_floating_point():
+        return ""
+    for name in found.formats:
+        stored = formats.find(name)
+        if stored is None:
+            return f"stored as {name}, which is not known"
+        if stored.torch_dtype is not None and not stored.torch_dtype.is_floating_point:
+            return f"stored as whole numbers ({name}), the model has {plain_name(tensor.dtype)}: a packed checkpoint?"
+    return ""
 
 
 def _gaps(found: Expression, shape: tuple[int, ...]) -> str:
@@ -135,5 +156,10 @@ def _numbered(names: Sequence[str]) -> tuple[str, set[int]]:
     return f"{matches[0][1]}#{matches[0][3]}", {int(match[2]) for match in matches}
 
 
-def _surplus(source: WeightSource, name: str) -> Fault:
-    return Fault(f"the model has no place for it (in {source.path})", name, "the config belongs to another checkpoint")
+def _surplus(model: nn.Module, source: WeightSource, name: str) -> Fault:
+    message = f"the model has no place for it (in {source.path})"
+    if re.fullmatch(r"(.*\.)?(lm_head|score|classifier)\..*", name):
+        kind = type(model).__name__
+        return Fault(message, name, f"it is the head of a larger class than {kind}: use AutoModelForCausalLM, whose "
+                     "base model is its .model")  # fmt: skip
+    return Fault(message, name, ONE_CHECKPOINT)

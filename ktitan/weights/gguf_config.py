@@ -127,7 +127,8 @@ def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
     values["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0, minimum=0)
     _check_blocks(source, values["num_hidden_layers"])
     values["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
-    vocabulary = len(source.metadata.get("tokenizer.ggml.tokens", ())) or keys.integer("vocab_size")
+    vocabulary = len(keys.items("tokenizer.ggml.tokens", str, required=False)) or keys.integer("vocab_size")
+    _check_vocabulary(source, vocabulary)
     values["vocab_size"] = vocabulary
     values["tie_word_embeddings"] = "output.weight" not in source.tensors
     for ours, theirs in {"bos": "bos", "eos": "eos", "pad": "padding"}.items():
@@ -142,6 +143,17 @@ def _check_blocks(source: GgufSource, stated: int) -> None:
     if not 1 <= stated <= found:
         raise FormatError(
             f"the metadata says {stated} blocks, there are tensors for {found}", source.path, "convert the model again"
+        )
+
+
+def _check_vocabulary(source: GgufSource, tokens: int) -> None:
+    """Refuse a token list of another length than the embedding: ids would be taken for those of other tokens."""
+    embedding = source.tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape[:1] != (tokens,):
+        raise FormatError(
+            f"the metadata lists {tokens} tokens, token_embd.weight has {embedding.shape[0] if embedding.shape else 0} rows",
+            source.path,
+            "convert the model again with llama.cpp",
         )
 
 

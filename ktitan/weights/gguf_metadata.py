@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -55,11 +56,11 @@ class GgufKeys:
         """A real number; a float32 becomes the shortest decimal that reads as the same float32 (1e-06).
 
         Raises:
-            FormatError: it is missing or not a number.
+            FormatError: it is missing or not a finite number.
         """
         value = self._uniform(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._fault(key, "a number", value)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise self._fault(key, "a finite number", value)
         return float(str(np.float32(value))) if np.float32(value) == value else float(value)
 
     def flag(self, key: str, default: bool | _Required = REQUIRED) -> bool:

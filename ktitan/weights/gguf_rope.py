@@ -36,6 +36,10 @@ def rope_parameters(keys: GgufKeys, dimensions: int, two_scales: bool = False) -
         UnsupportedError: a kind of scaling that these model classes do not have.
     """
     theta = keys.number("rope.freq_base", DEFAULT_THETA)
+    if theta <= 0:
+        raise FormatError(
+            f"rope.freq_base is {theta}, not above 0", keys.source.path, "convert the model again with llama.cpp"
+        )
     factors = rope_factors(keys.source)
     kind, factor = _scaling(keys)
     if kind not in _SCALINGS:

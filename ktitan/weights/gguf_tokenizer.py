@@ -6,8 +6,6 @@ Two kinds exist: byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -81,7 +79,8 @@ def _pretokenizer(keys: GgufKeys, assume: str | None) -> PreTokenizer:
         raise UnsupportedError(
             f"{stated} (tokenizer.ggml.pre); GPT-2's split would be assumed, and tokens would quietly be others",
             keys.source.path,
-            f"{USE_FOLDER}, or name the right split with assume=: {', '.join(sorted(PRETOKENIZERS))}",
+            f"{USE_FOLDER} (its path as MODEL, this file as gguf_path), or write the right name into the file with "
+            f"gguf-new-metadata --pre-tokenizer NAME: {', '.join(sorted(PRETOKENIZERS))}",
         )
     if assume not in PRETOKENIZERS:
         raise UnsupportedError(f"no split is named {assume!r}", "assume", nearest(assume, PRETOKENIZERS))
@@ -162,12 +161,13 @@ def _named_tokens(source: GgufSource, tokens: Sequence[str]) -> dict[str, str]:
 
 def _chat_template(source: GgufSource) -> str | dict[str, str] | None:
     """The template, or all by name when the file has more than the default one."""
-    named: dict[str, Any] = {
-        key.removeprefix(f"{TEMPLATE_KEY}."): value
-        for key, value in source.metadata.items()
+    keys = GgufKeys(source)
+    named = {
+        key.removeprefix(f"{TEMPLATE_KEY}."): keys.text(key)
+        for key in source.metadata
         if key.startswith(f"{TEMPLATE_KEY}.")
     }
-    default: str | None = source.metadata.get(TEMPLATE_KEY)
+    default = keys.text(TEMPLATE_KEY) if keys.has(TEMPLATE_KEY) else None
     return {**({} if default is None else {"default": default}), **named} if named else default
 
 

@@ -54,12 +54,14 @@ def open_safetensors(path: str | Path) -> SafetensorsSource:
     headers = read_each([path / shard for shard in shards], read_header)
     tensors: dict[str, TensorInfo] = {}
     faults: list[Fault] = []
+    twice: set[str] = set()
     for shard, (header, _) in zip(shards, headers, strict=True):
         for name, info in header.items():
             if name in tensors:
                 faults.append(Fault(f"stands in {tensors[name].file} and in {shard}", name, "remove one of the files"))
+                twice.add(name)
             tensors[name] = info
-    faults += _broken_promises(promised, tensors)
+    faults += _broken_promises({n: shard for n, shard in promised.items() if n not in twice}, tensors)
     if faults:
         raise WeightError.from_faults(faults, f"{len(faults)} faults in the shards of {path}")
     stamps = {str(path / shard): stamp for shard, (_, stamp) in zip(shards, headers, strict=True)}

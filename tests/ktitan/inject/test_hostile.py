@@ -236,24 +236,25 @@ def test_a_device_has_one_name(tmp_path, device):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "error"),
     [
-        {"hidden_act": "nope"},
-        {"dtype": "junk"},
-        {"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}},
-        {"num_attention_heads": 0},
-        {"rms_norm_eps": "x"},
-        {"model_type": "no-such-model"},
-        None,
+        ({"hidden_act": "nope"}, ktitan.UnsupportedError),
+        ({"dtype": "junk"}, ktitan.UnsupportedError),
+        ({"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}}, ktitan.UnsupportedError),
+        ({"num_attention_heads": 0}, ktitan.FormatError),
+        ({"rms_norm_eps": "x"}, ktitan.UnsupportedError),
+        ({"model_type": "no-such-model"}, ktitan.UnsupportedError),
+        (None, ktitan.FormatError),
     ],
 )
-def test_broken_configs_are_refused_by_name(tmp_path, change):
+def test_broken_configs_are_refused_by_name(tmp_path, change, error):
     save_tiny("llama", tmp_path)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     file.write_text("null" if change is None else json.dumps({**config, **change}))
-    with pytest.raises((ktitan.UnsupportedError, ktitan.WeightError)):
+    with pytest.raises(error, match=str(tmp_path)) as caught:
         ktitan.plan_model(tmp_path, device="cpu")
+    assert caught.value.remedy
 
 
 def test_more_layers_in_the_file_than_in_the_config_are_said(tmp_path):
