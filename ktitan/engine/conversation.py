@@ -16,6 +16,19 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MESSAGE = '{"role": "user", "content": "..."}'
 
+TEMPLATE = "chat_template"
+# What a template can raise from inside jinja2's sandbox; a range too large for it is an OverflowError.
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 Message = dict[str, Any]
 
 
@@ -80,7 +93,7 @@ def check_messages(messages: Any) -> list[Message]:
         UnsupportedError: not a non-empty list of messages, an unknown role, or content of another kind; all at once.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
-        raise UnsupportedError("messages must be a non-empty list", remedy=f"give [{_MESSAGE}]")
+        raise UnsupportedError("messages must be a non-empty list", "messages", f"give [{_MESSAGE}]")
     checked, faults = [], []
     for index, message in enumerate(messages):
         reason = _message_fault(message)
@@ -138,12 +151,31 @@ def encode_messages(tokenizer: Any, messages: Any) -> list[int]:
     checked = _without_developer(checked, str(tokenizer.chat_template))
     try:
         text = tokenizer.apply_chat_template(checked, tokenize=False, add_generation_prompt=True)
-    except (jinja2.TemplateError, TypeError) as error:
-        raise UnsupportedError(
-            f"the model's chat template refuses these messages: {error}",
-            remedy="change the roles or their order, or start a new conversation",
-        ) from error
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    except _TEMPLATE_FAULTS as error:
+        raise _template_error(error) from error
+    return _ids(tokenizer, text, add_special_tokens=False)
+
+
+def _template_error(error: Exception) -> UnsupportedError:
+    """What is said of a chat template that does not come to its end; templates are a stranger's code."""
+    if isinstance(error, jinja2.exceptions.SecurityError):
+        return UnsupportedError(
+            f"the model's chat template tries what templates may not do, and was stopped: {error}",
+            TEMPLATE,
+            "do not trust this model, or set tokenizer.chat_template to a template that you trust",
+        )
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return UnsupportedError(
+            f"the model's chat template is not valid Jinja (line {error.lineno}): {error.message}",
+            TEMPLATE,
+            "set tokenizer.chat_template to a template that is, or to None for plain text",
+        )
+    reason = str(error) or type(error).__name__
+    return UnsupportedError(
+        f"the model's chat template refuses these messages: {reason}",
+        TEMPLATE,
+        "change the roles or their order, or start a new conversation",
+    )
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
@@ -152,9 +184,20 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     Raises:
         UnsupportedError: there is no token to start from.
     """
-    token_ids = tokenizer(text)["input_ids"]
+    token_ids = _ids(tokenizer, text)
     if not token_ids:
-        raise UnsupportedError("the prompt is empty", remedy="give at least one character")
+        raise UnsupportedError("the prompt is empty", "prompt", "give at least one character")
+    return token_ids
+
+
+def _ids(tokenizer: Any, text: str, **options: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedError(
+            f"character {error.start} is half of a surrogate pair, which is no text", "prompt", "send it as UTF-8"
+        ) from error
+    token_ids: list[int] = tokenizer(text, **options)["input_ids"]
     return token_ids
 
 

@@ -141,7 +141,7 @@ def generate_tokens(
     Raises:
         UnsupportedError: an argument is out of its range, or the prompt is longer than the model's positions.
     """
-    prompt = _prompt_row(input_ids)
+    prompt = _prompt_row(input_ids, _vocabulary(model))
     for name, value in (("max_new_tokens", max_new_tokens), ("chunk_tokens", chunk_tokens)):
         if not isinstance(value, int) or value < 1:
             raise UnsupportedError(f"{name} is {value!r}", name, "give a whole number from 1 on")
@@ -228,14 +228,32 @@ class _Decoder:
             return self._model(input_ids=input_ids, **arguments).logits[:, -1, :]
 
 
-def _prompt_row(input_ids: torch.Tensor | Sequence[int]) -> torch.Tensor:
-    """`input_ids` as [1, S] int64 on the CPU."""
-    row = torch.as_tensor(input_ids, dtype=torch.int64, device="cpu")
-    row = row.unsqueeze(0) if row.dim() == 1 else row
+def _prompt_row(input_ids: torch.Tensor | Sequence[int], vocabulary: int | None) -> torch.Tensor:
+    """`input_ids` as [1, S] int64 on the CPU; all are ids of the vocabulary, where its size is known."""
+    remedy = "give one sequence of at least one token"
+    try:
+        given = torch.as_tensor(input_ids, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnsupportedError(f"input_ids are no list of token ids: {error}", "input_ids", remedy) from error
+    row = given.unsqueeze(0) if given.dim() == 1 else given
     if row.dim() != 2 or row.shape[0] != 1 or row.shape[1] == 0:
-        message = f"input_ids have shape {tuple(row.shape)}"
-        raise UnsupportedError(message, "input_ids", "give one sequence of at least one token")
+        raise UnsupportedError(f"input_ids have shape {tuple(row.shape)}", "input_ids", remedy)
+    if row.is_floating_point() or row.is_complex():
+        raise UnsupportedError(f"input_ids are {row.dtype}, not whole numbers", "input_ids", remedy)
+    row = row.to(torch.int64)
+    beyond = row[(row < 0) | (row >= vocabulary)] if vocabulary is not None else row[:0]
+    if beyond.numel():
+        raise UnsupportedError(
+            f"token {int(beyond[0])} is none of the embedding's {vocabulary} rows",
+            "input_ids",
+            "use the tokenizer of this model, and no token that was added to it",
+        )
     return row
+
+
+def _vocabulary(model: Any) -> int | None:
+    size = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _room(model: Any, prompt_tokens: int) -> int:

@@ -16,6 +16,7 @@ from ktitan.inject.hops import add_hop
 from ktitan.inject.journal import Journal
 from ktitan.inject.materialize import fill_module, fill_temporary_buffers, stock_dtypes
 from ktitan.inject.phases import PhaseDevices, Phases, PhaseSwitch
+from ktitan.inject.refusals import refuse_methods
 from ktitan.operator import Operator
 from ktitan.plan.rows import Choice, Decision, Plan
 from ktitan.weights.binding import WeightMap
@@ -118,6 +119,7 @@ class _Application:
         self._tie()
         self._finish()
         self._check()
+        refuse_methods(self.model, self.journal)
         if live:
             self._release(replacements, keep_original)
         handle = Handle(

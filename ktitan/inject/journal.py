@@ -42,6 +42,11 @@ class Journal:
         setattr(owner, name, value)
         self._undo.append(lambda: setattr(owner, name, old) if had else delattr(owner, name))
 
+    def shadow(self, module: nn.Module, method: str, stand_in: Callable[..., Any]) -> None:
+        """Let `stand_in` be called in place of a method of this one module."""
+        module.__dict__[method] = stand_in
+        self._undo.append(lambda: module.__dict__.pop(method, None))
+
     def set_training(self, training: bool) -> None:
         """Switch the whole model, keeping each module's own mode for the way back."""
         modes = [(module, module.training) for module in self.model.modules()]
