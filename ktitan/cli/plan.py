@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktitan.errors import PlanError
+from ktitan.errors import IoError, PlanError
 from ktitan.local_chat.arguments import Budget, Context, Device, GgufPath, Model, Plugin, Ram, Rules, Vram, budget_text
 from ktitan.local_chat.plugin import import_plugin
 
@@ -40,18 +40,19 @@ def plan(
     from ktitan.api import plan_model, to_rules
 
     import_plugin(plugin)
-    if write is not None and write.exists() and not force:
+    if write is not None and os.path.lexists(write) and not force:
         raise PlanError("the file is there already", str(write), "choose another name, or add --force")
     limits = budget_text(budget, vram, ram)
     made = plan_model(model, rules, gguf_path=gguf_path, budget=limits, device=device, context=context)
+    if write is not None and not made.faults:
+        # Before the plan is shown: a drive without room leaves nothing on stdout.
+        write_atomically(write, to_rules(made))
+        typer.echo(f"wrote {write}", err=True)
     if json:
         typer.echo(json_format.dumps(made.to_json(), indent=2, ensure_ascii=False))
     else:
         _show(made)
     made.check()
-    if write is not None:
-        write_atomically(write, to_rules(made))
-        typer.echo(f"wrote {write}", err=True)
 
 
 def _show(made: Any) -> None:
@@ -71,7 +72,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Put `text` at `path` as a whole: whoever reads it sees the old file or the new one, never a part.
 
     Raises:
-        PlanError: the folder is missing or cannot be written.
+        IoError: the folder is missing, cannot be written, or has no room.
     """
     temporary = ""
     try:
@@ -86,6 +87,4 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise PlanError(
-            f"cannot be written: {error.strerror}", str(path), "choose a folder that you may write"
-        ) from error
+        raise IoError.of(error, "cannot be written", path) from error

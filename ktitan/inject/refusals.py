@@ -36,7 +36,14 @@ def refuse_methods(model: nn.Module, journal: Journal) -> None:
     if packed and hasattr(model, "save_pretrained"):
         message = "packed weights cannot be written as tensors"
         journal.shadow(model, "save_pretrained", _Refusal(message, f"{kind}.save_pretrained"))
-    table = model.get_input_embeddings() if hasattr(model, "resize_token_embeddings") else None
+    table = _token_table(model)
     if isinstance(table, Operator):
         message = f"{table.operator_name} cannot be resized"
         journal.shadow(model, "resize_token_embeddings", _Refusal(message, f"{kind}.resize_token_embeddings"))
+
+
+def _token_table(model: nn.Module) -> Any:
+    try:
+        return model.get_input_embeddings() if hasattr(model, "resize_token_embeddings") else None  # type: ignore[operator]
+    except NotImplementedError:
+        return None  # a class that does not say which module it is

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ktitan.errors import FormatError, UnsupportedError
+from ktitan.errors import FormatError, IoError, UnsupportedError
 
 __all__ = ["ChatOptions", "read_prompt"]
+
+MAX_PROMPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,17 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:
     """The one prompt to answer, from `-p`, a file, or a stdin that is no terminal; None for a chat.
 
     Raises:
-        FormatError: the text is not UTF-8.
+        FormatError: the text is not UTF-8, or larger than any prompt.
+        IoError: the file cannot be read.
         UnsupportedError: the prompt is empty.
     """
     if prompt is not None:
         text, where = prompt, "--prompt"
     elif prompt_file is not None:
-        text, where = _decode(prompt_file.read_bytes(), str(prompt_file)), str(prompt_file)
+        where = str(prompt_file)
+        text = _decode(_read(prompt_file), where)
     elif not sys.stdin.isatty():
-        text, where = _decode(sys.stdin.buffer.read(), "stdin"), "stdin"
+        text, where = _decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin"), "stdin"
     else:
         return None
     if not text.strip():
@@ -51,8 +55,19 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:
     return text
 
 
+def _read(file: Path) -> bytes:
+    """The file's bytes; a pipe will do, as in `--prompt-file <(command)`."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise IoError.of(error, "the prompt cannot be read", file) from error
+
+
 def _decode(data: bytes, where: str) -> str:
     """UTF-8 text without the line end that `echo` and editors put at its end."""
+    if len(data) > MAX_PROMPT_BYTES:
+        raise FormatError(f"the prompt is larger than {MAX_PROMPT_BYTES >> 20} MiB", where, "is it the right file?")
     try:
         return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -17,7 +18,8 @@ from ktitan.errors import IoError, KtitanError, UnsupportedError
 
 __all__ = ["APP_OPTIONS", "CONTEXT_SETTINGS", "GuardedCommand", "GuardedGroup"]
 
-FAULT, USERS_ERROR, INTERRUPTED = 1, 2, 130
+USERS_ERROR, INTERRUPTED = 2, 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Plain help can be searched and answers soonest; a fault shows Python's own traceback, without any locals.
 APP_OPTIONS: dict[str, Any] = {
@@ -53,22 +55,34 @@ class GuardedGroup(TyperGroup):
 def guarded(action: Callable[[], Any]) -> Any:
     """The result of `action`, its KtitanErrors as text on stderr.
 
-    Exit codes: 2 for the user's error, 1 for a drive or file that fails, 130 after Ctrl-C, and 0 without a word when
-    nobody reads stdout any more (`| head -1`). Any other exception is a fault and passes: Python prints it and exits
-    with 1.
+    Exit codes: 2 for every KtitanError, 130 after Ctrl-C, and 0 without a word when nobody reads stdout any more
+    (`| head -1`). Any other exception is a fault of ktitan itself and passes: Python prints it and exits with 1.
     """
     try:
         _start_logging()
-        return action()
+        result = action()
+        sys.stdout.flush()
     except KtitanError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(FAULT if isinstance(error, IoError) else USERS_ERROR) from error
+        raise typer.Exit(USERS_ERROR) from error
     except BrokenPipeError:
-        # Python flushes stdout when it ends, and would complain about the closed pipe once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         raise typer.Exit(0) from None
+    except OSError as error:
+        # Without a file's name it is stdout that has no room: `ktitan plan ... > full-drive/plan.txt`.
+        if error.filename is not None or error.errno not in _NO_ROOM:
+            raise
+        _drop_stdout()
+        typer.echo(str(IoError.of(error, "the output cannot be written", "stdout")), err=True)
+        raise typer.Exit(USERS_ERROR) from error
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    return result
+
+
+def _drop_stdout() -> None:
+    """Python flushes stdout when it ends, and would complain about it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _start_logging() -> None:

@@ -66,7 +66,7 @@ def test_options_are_read_with_either_mark(name):
     [
         (RuleError("no such operator", "r.yaml:3", "use one"), 2),
         (BudgetError("too much"), 2),
-        (IoError("the drive failed"), 1),
+        (IoError("the drive failed"), 2),
         (KeyboardInterrupt(), 130),
     ],
 )

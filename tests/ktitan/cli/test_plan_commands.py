@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ktitan.cli.main import app
 from ktitan.cli.plan import write_atomically
-from ktitan.errors import PlanError
+from ktitan.errors import IoError
 from ktitan.registry import operators
 
 RULES = r"""version: 1
@@ -157,9 +157,9 @@ def test_write_is_whole_or_not_at_all(tmp_path):
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~umask
-    with pytest.raises(PlanError, match="cannot be written"):
+    with pytest.raises(IoError, match="cannot be written"):
         write_atomically(tmp_path / "no" / "plan.yaml", "x")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(PlanError):
+    with pytest.raises(IoError):
         write_atomically(tmp_path / "folder", "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "plan.yaml"]
