@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from huggingface_hub.errors import StrictDataclassError
 
-from ktitan.errors import KtitanError
+from ktitan.errors import IoError, KtitanError
 
 __all__ = ["FOREIGN_FAULTS", "first_line", "refused"]
 
@@ -39,7 +39,7 @@ def first_line(error: BaseException) -> str:
 def refused(kind: type[KtitanError], message: str, where: object, remedy: str) -> Iterator[None]:
     """Turns whatever a library raises in the block into `kind`, with its first line as the reason.
 
-    An error of ktitan's own passes as it is.
+    An error of ktitan's own passes as it is; what the operating system refuses becomes an IoError with its file.
     """
     try:
         yield
@@ -49,4 +49,6 @@ def refused(kind: type[KtitanError], message: str, where: object, remedy: str) -
         # The tokenizers library raises Exception itself. Any other class is not a fault of the file.
         if type(error) is not Exception and not isinstance(error, FOREIGN_FAULTS):
             raise
+        if isinstance(error, OSError) and error.errno is not None:
+            raise IoError.of(error, message, error.filename or where) from error
         raise kind(f"{message}: {first_line(error)}", where=str(where), remedy=remedy) from error  # type: ignore[call-arg]

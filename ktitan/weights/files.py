@@ -132,17 +132,18 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
     """What `read` makes of each file.
 
     Raises:
-        FormatError: with the faults of all files that are broken.
+        FormatError, IoError: with the faults of all files that are broken or cannot be read; of the first one's kind.
     """
     made: list[T] = []
-    faults: list[Fault] = []
+    errors: list[FormatError | IoError] = []
     for path in paths:
         try:
             made.append(read(path))
-        except FormatError as error:
-            faults += error.faults
-    if faults:
-        raise FormatError.from_faults(faults, f"{len(faults)} faults in the files")
+        except (FormatError, IoError) as error:
+            errors.append(error)
+    if errors:
+        faults = [fault for error in errors for fault in error.faults]
+        raise type(errors[0]).from_faults(faults, f"{len(faults)} faults in the files")
     return made
 
 

@@ -101,3 +101,11 @@ def rig() -> SimpleNamespace:
         "save": save_model,
     }
     return SimpleNamespace(**makers)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """One small model in every form, for tests that copy and break it."""
+    from support.bad_input import good_models
+
+    return good_models(tmp_path_factory.mktemp("good"))
