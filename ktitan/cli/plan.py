@@ -74,6 +74,9 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         IoError: the folder is missing, cannot be written, or has no room.
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        # Renaming onto a device would take the device away.
+        raise IoError("cannot be written: not a regular file", str(path), "name a file")
     temporary = ""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -52,7 +52,7 @@ def _check_source(path: Path) -> None:
 
 def _import_by_name(name: str) -> None:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise UnsupportedError("not the name of a module", name, _REMEDY)
+        raise UnsupportedError("not the name of a module", name or "--plugin", _REMEDY)
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def packaged_rules(name: str) -> Path | None:
     folder = Path(str(resources.files("ktitan.injection_rules")))
     stem = name.removesuffix(".yaml")
     path = folder / f"{stem}.yaml"
-    return path if stem.isidentifier() and path.is_file() else None
+    return path if stem.isidentifier() and os.path.isfile(path) else None
 
 
 def auto_rules(

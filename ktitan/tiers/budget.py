@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from ktitan.errors import BudgetError
+from ktitan.errors import BudgetError, Fault
 
 __all__ = ["TIERS", "UNLIMITED", "Budget", "format_bytes", "parse_budget", "parse_bytes"]
 
 TIERS = ("vram", "ram", "nvme")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int) -> int:
@@ -23,7 +23,7 @@ def parse_bytes(text: str | int) -> int:
     """
     match = _SIZE.fullmatch(str(text))
     if match is None:
-        raise BudgetError(f"{text!r} is not a size", remedy='write for example "22GiB" or "800MB"')
+        raise BudgetError(f"{str(text)[:40]!r} is not a size", "budget", 'write for example "22GiB" or "800MB"')
     number, unit, binary, byte = match.groups()
     decimal = bool(unit and byte and not binary)
     factor = 1000 ** "kmgt".index(unit.lower()) * 1000 if decimal else _UNITS[unit.lower()]
@@ -68,12 +68,18 @@ def parse_budget(value: str | Budget | None) -> Budget:
         raise BudgetError(f"{value!r} is not a budget", "budget", 'write for example "vram=22GiB,ram=96GiB"')
     known = {field.name.removesuffix("_bytes") for field in fields(Budget)}
     limits: dict[str, int] = {}
+    faults: list[Fault] = []
     for item in filter(None, (part.strip() for part in value.split(","))):
         tier, equals, size = item.partition("=")
         tier = tier.strip().lower()
         if not equals or tier not in known or f"{tier}_bytes" in limits:
-            raise BudgetError(
-                f"{item!r} is not one tier and its size", remedy=f'write "vram=22GiB,ram=96GiB" ({", ".join(TIERS)})'
-            )
-        limits[f"{tier}_bytes"] = parse_bytes(size)
+            remedy = f'write "vram=22GiB,ram=96GiB" ({", ".join(TIERS)})'
+            faults.append(Fault(f"{item!r} is not one tier and its size", "budget", remedy))
+            continue
+        try:
+            limits[f"{tier}_bytes"] = parse_bytes(size)
+        except BudgetError as error:
+            faults += error.faults
+    if faults:
+        raise BudgetError.from_faults(faults, f"{len(faults)} faults in the budget")
     return Budget(**limits)
