@@ -61,7 +61,9 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
     if files.home is None:
         source = next((one for one in sources if isinstance(one, GgufSource)), None)
         if source is None:
-            raise WeightError("no config.json beside the weights", str(files.weights[-1]), "give the folder that holds both")
+            raise WeightError(
+                "no config.json beside the weights", str(files.weights[-1]), "give the folder that holds both"
+            )
         return config_from_gguf(source)
     config = load_config(files.home)
     _refuse_packed(config, files)
@@ -97,7 +99,10 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
             f"{config.model_type!r} is no causal language model", where, "give a model that continues text"
         )
     message = "transformers builds no causal language model from its config"
-    with refused(UnsupportedError, message, where, "check the value that is named in config.json"), torch.device("meta"):
+    with (
+        refused(UnsupportedError, message, where, "check the value that is named in config.json"),
+        torch.device("meta"),
+    ):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     set_routers(model)
     return model
@@ -180,7 +185,7 @@ def _read_generation_config(home: Path) -> GenerationConfig:
     faults = [
         Fault(f"{name} is {str(value)[:60]!r}, not a token id", str(path), GENERATION_REMEDY)
         for name, value in ids.items()
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in (value if isinstance(value, list) else [value]))
+        if not all(type(one) is int for one in (value if isinstance(value, list) else [value]))
     ]
     if faults:
         raise FormatError.from_faults(faults, f"{len(faults)} values of {path} cannot be")

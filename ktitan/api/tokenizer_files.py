@@ -19,6 +19,7 @@ SETTINGS = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
 # Files of a tokenizer that are JSON objects; the others are read by the tokenizer's class alone.
 JSON_FILES = (SETTINGS, TOKENIZER, "special_tokens_map.json", "added_tokens.json")
+ONE_CHECKPOINT = "tokenizer and weights are of different checkpoints: take both from one"
 MODEL_FILES = (TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
 
@@ -44,7 +45,9 @@ def load_tokenizer(home: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _diagnosed(home: Path, settings: dict[str, Any], error: FormatError) -> FormatError | UnsupportedError | WeightError:
+def _diagnosed(
+    home: Path, settings: dict[str, Any], error: FormatError
+) -> FormatError | UnsupportedError | WeightError:
     """The error that says best why there is no tokenizer; looked for only when there is none."""
     faults: list[Fault] = []
     for name in JSON_FILES:
@@ -90,7 +93,9 @@ def check_vocabulary(tokenizer: Any, model: Any, where: object) -> tuple[list[Fa
     if own:
         first = f"the first is {beyond[own[0]]!r} (id {own[0]})"
         message = f"{len(own)} tokens lie beyond the embedding's {rows} rows, {first}"
-        return [Fault(message, str(where), "tokenizer and weights are of different checkpoints: take both from one")], []
+        return [
+            Fault(message, str(where), "tokenizer and weights are of different checkpoints: take both from one")
+        ], []
     if not beyond:
         return [], []
     first = f"the first is {beyond[min(beyond)]!r} (id {min(beyond)})"

@@ -153,7 +153,12 @@ def encode_messages(tokenizer: Any, messages: Any) -> list[int]:
         text = tokenizer.apply_chat_template(checked, tokenize=False, add_generation_prompt=True)
     except _TEMPLATE_FAULTS as error:
         raise _template_error(error) from error
-    return _ids(tokenizer, text, add_special_tokens=False)
+    token_ids = _ids(tokenizer, text, add_special_tokens=False)
+    if not token_ids:
+        raise UnsupportedError(
+            "the model's chat template makes no prompt of these messages", TEMPLATE, "set tokenizer.chat_template"
+        )
+    return token_ids
 
 
 def _template_error(error: Exception) -> UnsupportedError:

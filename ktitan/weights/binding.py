@@ -160,6 +160,8 @@ def _surplus(model: nn.Module, source: WeightSource, name: str) -> Fault:
     message = f"the model has no place for it (in {source.path})"
     if re.fullmatch(r"(.*\.)?(lm_head|output|score|classifier)\..*", name):
         kind = type(model).__name__
-        return Fault(message, name, f"it is the head of a larger class than {kind}: use AutoModelForCausalLM, whose "
-                     "base model is its .model")  # fmt: skip
+        remedy = (
+            f"it is the head of a larger class than {kind}: use AutoModelForCausalLM, whose base model is its .model"
+        )
+        return Fault(message, name, remedy)
     return Fault(message, name, ONE_CHECKPOINT)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from ktitan.errors import Fault, FormatError, IoError, WeightError
+from ktitan.errors import FormatError, IoError, WeightError
 
 __all__ = [
     "FileReader",

@@ -149,9 +149,10 @@ def _check_blocks(source: GgufSource, stated: int) -> None:
 def _check_vocabulary(source: GgufSource, tokens: int) -> None:
     """Refuse a token list of another length than the embedding: ids would be taken for those of other tokens."""
     embedding = source.tensors.get("token_embd.weight")
-    if embedding is not None and embedding.shape[:1] != (tokens,):
+    rows = tokens if embedding is None else next(iter(embedding.shape), 0)
+    if rows != tokens:
         raise FormatError(
-            f"the metadata lists {tokens} tokens, token_embd.weight has {embedding.shape[0] if embedding.shape else 0} rows",
+            f"the metadata lists {tokens} tokens, token_embd.weight has {rows} rows",
             source.path,
             "convert the model again with llama.cpp",
         )

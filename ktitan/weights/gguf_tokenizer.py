@@ -6,6 +6,7 @@ Two kinds exist: byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 

@@ -25,9 +25,7 @@ __all__ = ["INDEX_NAME", "SafetensorsSource", "open_safetensors"]
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
-PICKLED_REMEDY = (
-    "pickled checkpoints can run code and are not read; save the model as safetensors with transformers' save_pretrained"
-)
+PICKLED_REMEDY = "pickled checkpoints can run code and are not read; save the model as safetensors with transformers' save_pretrained"
 
 Header = tuple[dict[str, TensorInfo], FileStamp]
 
@@ -125,9 +123,7 @@ def _shards(folder: Path) -> tuple[list[str], dict[str, str]]:
 def _read_index(index: Path) -> dict[str, str]:
     promised = read_json(index).get("weight_map")
     if not isinstance(promised, dict) or not all(isinstance(name, str) for name in promised.values()):
-        raise FormatError(
-            "not a valid index: weight_map is not a table of file names", str(index), "download it again"
-        )
+        raise FormatError("not a valid index: weight_map is not a table of file names", str(index), "download it again")
     faults = [fault for shard in sorted(set(promised.values())) for fault in _shard_faults(index, shard)]
     if faults:
         raise WeightError.from_faults(faults, f"{len(faults)} shards of {index} cannot be used")

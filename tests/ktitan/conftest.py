@@ -103,8 +103,8 @@ def rig() -> SimpleNamespace:
     return SimpleNamespace(**makers)
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+@pytest.fixture(scope="session", name="models")
+def saved_models(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """One small model in every form, for tests that copy and break it."""
     from support.bad_input import good_models
 

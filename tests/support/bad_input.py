@@ -41,6 +41,11 @@ class Bad:
     remedy: str
     count: int = 1
 
+    def describes(self, fault):
+        """Whether the fault is the row's."""
+        parts = ((self.where, fault.where), (self.message, fault.message), (self.remedy, fault.remedy))
+        return all(re.search(pattern, text) for pattern, text in parts)
+
 
 def load(given):
     """The widest door."""
@@ -63,7 +68,9 @@ def assert_refused(bad, given, door):
     assert all(fault.where and fault.remedy for fault in error.faults), str(error)
     assert len(error.faults) == bad.count, str(error)
     assert any(
-        re.search(bad.where, fault.where) and re.search(bad.message, fault.message) and re.search(bad.remedy, fault.remedy)
+        re.search(bad.where, fault.where)
+        and re.search(bad.message, fault.message)
+        and re.search(bad.remedy, fault.remedy)
         for fault in error.faults
     ), str(error)
     assert open_files() == open_before

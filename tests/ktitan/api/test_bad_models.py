@@ -42,7 +42,9 @@ AUTO_MAP = {"AutoConfig": "mod.C", "AutoModelForCausalLM": "mod.M", "AutoTokeniz
 
 def size(name, value, message):
     """A row: a number in config.json that cannot be."""
-    return Bad(f"{name} {str(value)[:9]}", edit(config(**{name: value})), FormatError, CONFIG, f"{name} is {message}", AGAIN)
+    return Bad(
+        f"{name} {str(value)[:9]}", edit(config(**{name: value})), FormatError, CONFIG, f"{name} is {message}", AGAIN
+    )
 
 
 def odd(name, value, message, where=CONFIG, remedy="check the value"):
@@ -56,7 +58,14 @@ CONFIGS = [
     Bad("a list", edit(write(CONFIG, "[]")), FormatError, CONFIG, "not a JSON object but list", AGAIN),
     Bad("bytes", edit(write(CONFIG, b"\xff\xfe")), FormatError, CONFIG, "not valid JSON: 'utf-8'", AGAIN),
     Bad("deep", edit(write(CONFIG, '{"a":' * 99999)), FormatError, CONFIG, "nested too deep", AGAIN),
-    Bad("nested", edit(config(a=json.loads('{"a":' * 40 + "1" + "}" * 40))), FormatError, CONFIG, "deeper than 32", AGAIN),
+    Bad(
+        "nested",
+        edit(config(a=json.loads('{"a":' * 40 + "1" + "}" * 40))),
+        FormatError,
+        CONFIG,
+        "deeper than 32",
+        AGAIN,
+    ),
     size("hidden_size", 0, "'0', not a whole number from 1"),
     size("hidden_size", -5, "'-5', not a whole"),
     size("hidden_size", "32", "'32', not a whole"),
@@ -81,29 +90,111 @@ CONFIGS = [
 ]
 EMBEDDING = "^model.embed_tokens.weight$"
 TENSORS = [
-    Bad("missing", edit(tensors(lambda s: {n: t for n, t in s.items() if "up_proj" not in n})), WeightError,
-        r"^model.layers.1.mlp.up_proj.weight$", "no source has it", "weights=", 2),
-    Bad("surplus", edit(tensors(lambda s: {**s, "a.b": torch.ones(2), "c": torch.ones(2)})), WeightError, r"^a\.b$",
-        "no place for it", ONE, 2),
+    Bad(
+        "missing",
+        edit(tensors(lambda s: {n: t for n, t in s.items() if "up_proj" not in n})),
+        WeightError,
+        r"^model.layers.1.mlp.up_proj.weight$",
+        "no source has it",
+        "weights=",
+        2,
+    ),
+    Bad(
+        "surplus",
+        edit(tensors(lambda s: {**s, "a.b": torch.ones(2), "c": torch.ones(2)})),
+        WeightError,
+        r"^a\.b$",
+        "no place for it",
+        ONE,
+        2,
+    ),
     Bad("escapes", edit(tensors(lambda s: {**s, "\x1b[31m": torch.ones(2)})), WeightError, r"\x1b", "no place", ONE),
-    Bad("mis-shaped", edit(tensors(lambda s: {**s, "model.norm.weight": torch.ones(33)})), WeightError,
-        "^model.norm.weight$", r"stored as \[33\], the model has \[32\]", ONE),
-    Bad("whole numbers", edit(tensors(lambda s: {**s, "model.norm.weight": torch.ones(32, dtype=torch.int64)})),
-        WeightError, "^model.norm.weight$", r"whole numbers \(i64\)", "plain floats"),
-    Bad("complex", edit(tensors(lambda s: {**s, "model.norm.weight": torch.ones(32, dtype=torch.complex64)})),
-        WeightError, "^model.norm.weight$", "stored as c64, which is not known", "plain floats"),
-    Bad("claimed twice", edit(tensors(lambda s: {**s, "norm.weight": torch.ones(32)})), WeightError,
-        "^model.norm.weight$", "claimed by model.norm.weight and norm.weight", "remove one of the two"),
-    Bad("all of these", edit(tensors(lambda s: {**{n: t for n, t in s.items() if ".0.mlp.up" not in n}, "a": torch.ones(1),
-        "model.norm.weight": torch.ones(9)})), WeightError, "^a$", "no place for it", ONE, 3),
-    Bad("tied, neither", edit(tensors(lambda s: {n: t for n, t in s.items() if "embed" not in n}), kind="tied"),
-        WeightError, EMBEDDING, "no source has it", "weights=", 2),
-    Bad("tied, other shape", edit(tensors(lambda s: {**s, "lm_head.weight": torch.ones(9, 32)}), kind="tied"),
-        WeightError, "^lm_head.weight$", r"stored as \[9, 32\]", ONE),
-    Bad("fewer layers", edit(config(num_hidden_layers=1)), WeightError, "layers.1.mlp.up_proj", "no place for it", ONE, 9),
-    Bad("more layers", edit(config(num_hidden_layers=3)), WeightError, "layers.2.mlp.up_proj", "no source", "weights=", 9),
+    Bad(
+        "mis-shaped",
+        edit(tensors(lambda s: {**s, "model.norm.weight": torch.ones(33)})),
+        WeightError,
+        "^model.norm.weight$",
+        r"stored as \[33\], the model has \[32\]",
+        ONE,
+    ),
+    Bad(
+        "whole numbers",
+        edit(tensors(lambda s: {**s, "model.norm.weight": torch.ones(32, dtype=torch.int64)})),
+        WeightError,
+        "^model.norm.weight$",
+        r"whole numbers \(i64\)",
+        "plain floats",
+    ),
+    Bad(
+        "complex",
+        edit(tensors(lambda s: {**s, "model.norm.weight": torch.ones(32, dtype=torch.complex64)})),
+        WeightError,
+        "^model.norm.weight$",
+        "stored as c64, which is not known",
+        "plain floats",
+    ),
+    Bad(
+        "claimed twice",
+        edit(tensors(lambda s: {**s, "norm.weight": torch.ones(32)})),
+        WeightError,
+        "^model.norm.weight$",
+        "claimed by model.norm.weight and norm.weight",
+        "remove one of the two",
+    ),
+    Bad(
+        "all of these",
+        edit(
+            tensors(
+                lambda s: {
+                    **{n: t for n, t in s.items() if ".0.mlp.up" not in n},
+                    "a": torch.ones(1),
+                    "model.norm.weight": torch.ones(9),
+                }
+            )
+        ),
+        WeightError,
+        "^a$",
+        "no place for it",
+        ONE,
+        3,
+    ),
+    Bad(
+        "tied, neither",
+        edit(tensors(lambda s: {n: t for n, t in s.items() if "embed" not in n}), kind="tied"),
+        WeightError,
+        EMBEDDING,
+        "no source has it",
+        "weights=",
+        2,
+    ),
+    Bad(
+        "tied, other shape",
+        edit(tensors(lambda s: {**s, "lm_head.weight": torch.ones(9, 32)}), kind="tied"),
+        WeightError,
+        "^lm_head.weight$",
+        r"stored as \[9, 32\]",
+        ONE,
+    ),
+    Bad(
+        "fewer layers",
+        edit(config(num_hidden_layers=1)),
+        WeightError,
+        "layers.1.mlp.up_proj",
+        "no place for it",
+        ONE,
+        9,
+    ),
+    Bad(
+        "more layers",
+        edit(config(num_hidden_layers=3)),
+        WeightError,
+        "layers.2.mlp.up_proj",
+        "no source",
+        "weights=",
+        9,
+    ),
     Bad("vocab_size", edit(config(vocab_size=140)), WeightError, EMBEDDING, r"\[131, 32\].*has \[140", ONE, 2),
-]  # fmt: skip
+]
 
 
 def gguf(more=None, drop=(), change=None, **options):
@@ -125,28 +216,78 @@ GGUFS = [
     Bad("heads", gguf({"attention.head_count": 3}), FormatError, "x.gguf", "3 heads cannot share 2", CONVERT),
     Bad("NaN", gguf({"attention.layer_norm_rms_epsilon": math.nan}), FormatError, "x.gguf", "a finite number", CONVERT),
     Bad("no base", gguf({"rope.freq_base": 0.0}), FormatError, "x.gguf", "freq_base is 0.0, not above 0", CONVERT),
-    Bad("more tokens", gguf(tokens=[*TOKENS, "z"]), FormatError, "x.gguf", "132 tokens, token_embd.* 131 rows", CONVERT),
+    Bad(
+        "more tokens", gguf(tokens=[*TOKENS, "z"]), FormatError, "x.gguf", "132 tokens, token_embd.* 131 rows", CONVERT
+    ),
     Bad("fewer tokens", gguf(tokens=TOKENS[:9]), FormatError, "x.gguf", "lists 9 tokens, token_embd.* 131", CONVERT),
-    Bad("missing", gguf(change=lambda t: {n: v for n, v in t.items() if "ffn_up" not in n}), WeightError,
-        "layers.1.mlp.up_proj", "no source has it", "weights=", 2),
-    Bad("surplus", gguf(change=lambda t: {**t, "blk.0.x.weight": torch.ones(3)}), WeightError, "blk.0.x", "no place", ONE),
-    Bad("mis-shaped", gguf(change=lambda t: {**t, "output_norm.weight": torch.ones(33)}), WeightError,
-        "^model.norm.weight$", r"stored as \[33\]", ONE),
-    Bad("wrong family", lambda m, p: (edit(config(model_type="qwen2"))(m, p), m.gguf), UnsupportedError, "model.gguf",
-        "architecture 'llama', the module is a 'qwen2'", "fits llama"),
-    Bad("no config", lambda m, p: m.folder / "model.safetensors", WeightError, "model.safetensors", "no config.json",
-        "folder that holds both"),
-]  # fmt: skip
+    Bad(
+        "missing",
+        gguf(change=lambda t: {n: v for n, v in t.items() if "ffn_up" not in n}),
+        WeightError,
+        "layers.1.mlp.up_proj",
+        "no source has it",
+        "weights=",
+        2,
+    ),
+    Bad(
+        "surplus",
+        gguf(change=lambda t: {**t, "blk.0.x.weight": torch.ones(3)}),
+        WeightError,
+        "blk.0.x",
+        "no place",
+        ONE,
+    ),
+    Bad(
+        "mis-shaped",
+        gguf(change=lambda t: {**t, "output_norm.weight": torch.ones(33)}),
+        WeightError,
+        "^model.norm.weight$",
+        r"stored as \[33\]",
+        ONE,
+    ),
+    Bad(
+        "wrong family",
+        lambda m, p: (edit(config(model_type="qwen2"))(m, p), m.gguf),
+        UnsupportedError,
+        "model.gguf",
+        "architecture 'llama', the module is a 'qwen2'",
+        "fits llama",
+    ),
+    Bad(
+        "no config",
+        lambda m, p: m.folder / "model.safetensors",
+        WeightError,
+        "model.safetensors",
+        "no config.json",
+        "folder that holds both",
+    ),
+]
 SPLIT = "gguf-new-metadata --pre-tokenizer NAME: .*llama-bpe"
 GGUF_TOKENIZERS = [
-    Bad("no split", gguf(drop=["tokenizer.ggml.pre"]), UnsupportedError, "x.gguf", "GPT-2's split would be assumed", SPLIT),
-    Bad("unknown split", gguf({"tokenizer.ggml.pre": "made-up"}), UnsupportedError, "x.gguf", "'made-up' is unknown", SPLIT),
+    Bad(
+        "no split",
+        gguf(drop=["tokenizer.ggml.pre"]),
+        UnsupportedError,
+        "x.gguf",
+        "GPT-2's split would be assumed",
+        SPLIT,
+    ),
+    Bad(
+        "unknown split",
+        gguf({"tokenizer.ggml.pre": "made-up"}),
+        UnsupportedError,
+        "x.gguf",
+        "'made-up' is unknown",
+        SPLIT,
+    ),
     Bad("split 'default'", gguf({"tokenizer.ggml.pre": "default"}), UnsupportedError, "x.gguf", "'default' is", SPLIT),
     Bad("split a number", gguf({"tokenizer.ggml.pre": 5}), FormatError, "x.gguf", "should be a string", CONVERT),
     Bad("kind", gguf({"tokenizer.ggml.model": "bert"}), UnsupportedError, "x.gguf", "'bert'; known: gpt2", FOLDER),
     Bad("merges", gguf({"tokenizer.ggml.merges": ["x y"]}), FormatError, "x.gguf", "merge 0 .'x y'.", FOLDER),
     Bad("types", gguf({"tokenizer.ggml.token_type": [1]}), FormatError, "x.gguf", "131 tokens have 1 types", FOLDER),
-    Bad("template", gguf({"tokenizer.chat_template": 5}), FormatError, "x.gguf", "chat_template' should be a s", CONVERT),
+    Bad(
+        "template", gguf({"tokenizer.chat_template": 5}), FormatError, "x.gguf", "chat_template' should be a s", CONVERT
+    ),
 ]
 
 
@@ -164,26 +305,64 @@ def bare(*names):
 
 TOKENIZERS = [
     Bad("not JSON", edit(write(TOKENIZER, "{")), FormatError, TOKENIZER, "not valid JSON", AGAIN),
-    Bad("two broken", edit(write(TOKENIZER, ""), write("added_tokens.json", "[]")), FormatError, "added_tokens.json",
-        "not a JSON object", AGAIN, 2),
+    Bad(
+        "two broken",
+        edit(write(TOKENIZER, ""), write("added_tokens.json", "[]")),
+        FormatError,
+        "added_tokens.json",
+        "not a JSON object",
+        AGAIN,
+        2,
+    ),
     Bad("settings", edit(write(SETTINGS, "[]")), FormatError, SETTINGS, "not a JSON object", AGAIN),
     Bad("deep", edit(write(SETTINGS, '{"a":' * 99999)), FormatError, SETTINGS, "too deep", AGAIN),
     Bad("model", tokens(lambda t: t.update(model=5)), FormatError, TOKENIZER, "data did not match", AGAIN),
-    Bad("negative id", tokens(lambda t: t["model"]["vocab"].update(z=-5)), FormatError, TOKENIZER, "expected u32", AGAIN),
-    Bad("regex", tokens(lambda t: t.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior":
-        "Isolated", "invert": False})), FormatError, TOKENIZER, "unmatched parenthesis", AGAIN),
+    Bad(
+        "negative id", tokens(lambda t: t["model"]["vocab"].update(z=-5)), FormatError, TOKENIZER, "expected u32", AGAIN
+    ),
+    Bad(
+        "regex",
+        tokens(
+            lambda t: t.update(
+                pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
+            )
+        ),
+        FormatError,
+        TOKENIZER,
+        "unmatched parenthesis",
+        AGAIN,
+    ),
     Bad("end token", setting("eos_token", 5), FormatError, TOKENIZER, "eos_token has to be", AGAIN),
     Bad("template", setting("chat_template", 5), FormatError, SETTINGS, "chat_template is int, not text", AGAIN),
     Bad("none", edit(bare(TOKENIZER, SETTINGS)), WeightError, "model$", "no tokenizer here", "copy tokenizer.json"),
-    Bad("beyond", tokens(lambda t: t["model"]["vocab"].update(zz=131)), WeightError, "model$",
-        "1 tokens lie beyond the embedding's 131 rows, the first is 'zz'", ONE),
+    Bad(
+        "beyond",
+        tokens(lambda t: t["model"]["vocab"].update(zz=131)),
+        WeightError,
+        "model$",
+        "1 tokens lie beyond the embedding's 131 rows, the first is 'zz'",
+        ONE,
+    ),
     Bad("generation", edit(write(GENERATION, "{")), FormatError, GENERATION, "not valid JSON", "download"),
     Bad("generation list", edit(write(GENERATION, "[]")), FormatError, GENERATION, "not a JSON object", "download"),
-    Bad("end ids", edit(json_edit(GENERATION, lambda g: g.update(eos_token_id=[1, "x"], pad_token_id="y"))), FormatError,
-        GENERATION, r"eos_token_id is .*'x'.*, not a token id", "delete the file", 2),
-    Bad("lengths", edit(json_edit(GENERATION, lambda g: g.update(max_new_tokens=-1))), FormatError, GENERATION,
-        "max_new_tokens", "delete the file"),
-]  # fmt: skip
+    Bad(
+        "end ids",
+        edit(json_edit(GENERATION, lambda g: g.update(eos_token_id=[1, "x"], pad_token_id="y"))),
+        FormatError,
+        GENERATION,
+        r"eos_token_id is .*'x'.*, not a token id",
+        "delete the file",
+        2,
+    ),
+    Bad(
+        "lengths",
+        edit(json_edit(GENERATION, lambda g: g.update(max_new_tokens=-1))),
+        FormatError,
+        GENERATION,
+        "max_new_tokens",
+        "delete the file",
+    ),
+]
 
 
 @pytest.mark.parametrize("bad", [*CONFIGS, *TENSORS, *GGUFS], ids=lambda bad: bad.name)
@@ -218,13 +397,35 @@ def test_weights_and_tokenizer_faults_come_together(models, tmp_path):
 
 
 CODE = [
-    Bad("model", edit(config(model_type="mine", auto_map=AUTO_MAP), write("mod.py", TRAP)), UnsupportedError, CONFIG,
-        "'mine' is not known.* code of its own .*mod.M.* never run", "no option to run a model's own code"),
-    Bad("model without file", edit(config(model_type="mine", auto_map=AUTO_MAP)), UnsupportedError, CONFIG,
-        "code of its own", "no option to run"),
-    Bad("tokenizer", edit(bare(TOKENIZER), json_edit(SETTINGS, lambda s: s.update(tokenizer_class="T", auto_map=AUTO_MAP)),
-        write("mod.py", TRAP)), UnsupportedError, SETTINGS, "needs code of the folder", "copy the tokenizer.json"),
-]  # fmt: skip
+    Bad(
+        "model",
+        edit(config(model_type="mine", auto_map=AUTO_MAP), write("mod.py", TRAP)),
+        UnsupportedError,
+        CONFIG,
+        "'mine' is not known.* code of its own .*mod.M.* never run",
+        "no option to run a model's own code",
+    ),
+    Bad(
+        "model without file",
+        edit(config(model_type="mine", auto_map=AUTO_MAP)),
+        UnsupportedError,
+        CONFIG,
+        "code of its own",
+        "no option to run",
+    ),
+    Bad(
+        "tokenizer",
+        edit(
+            bare(TOKENIZER),
+            json_edit(SETTINGS, lambda s: s.update(tokenizer_class="T", auto_map=AUTO_MAP)),
+            write("mod.py", TRAP),
+        ),
+        UnsupportedError,
+        SETTINGS,
+        "needs code of the folder",
+        "copy the tokenizer.json",
+    ),
+]
 
 
 @pytest.mark.parametrize("bad", CODE, ids=lambda bad: bad.name)
@@ -237,7 +438,9 @@ def test_code_of_the_folder_never_runs(models, tmp_path, bad, monkeypatch):
 
 
 def test_a_native_class_is_used_in_place_of_code(models, tmp_path):
-    folder = edit(config(auto_map=AUTO_MAP), json_edit(SETTINGS, lambda s: s.update(auto_map=AUTO_MAP)))(models, tmp_path)
+    folder = edit(config(auto_map=AUTO_MAP), json_edit(SETTINGS, lambda s: s.update(auto_map=AUTO_MAP)))(
+        models, tmp_path
+    )
     (folder / "mod.py").write_text(TRAP)
     model, _ = load(folder)
     assert type(model).__name__ == "LlamaForCausalLM" and not (folder / "hit").exists()

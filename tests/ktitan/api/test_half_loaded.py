@@ -57,7 +57,13 @@ def nothing(monkeypatch):
 
 
 REFUSALS = [
-    ("missing", edit(tensors(lambda s: {n: t for n, t in s.items() if "up_proj" not in n})), RULES, nothing, WeightError),
+    (
+        "missing",
+        edit(tensors(lambda s: {n: t for n, t in s.items() if "up_proj" not in n})),
+        RULES,
+        nothing,
+        WeightError,
+    ),
     ("broken", edit(lambda f: (f / SINGLE).write_bytes(b"no")), RULES, nothing, FormatError),
     ("rules", edit(), [{"match": {"name": "x"}, "replace": {"class": "os.system"}}], nothing, RuleError),
     ("generation", edit(lambda f: (f / "generation_config.json").write_text("{")), RULES, nothing, FormatError),

@@ -31,7 +31,9 @@ PICKLED = "save_pretrained"
 
 def shard(name):
     """An edit of the index: the norm is said to be in the file `name`."""
-    return edit(json_edit(INDEX_NAME, lambda index: index["weight_map"].update({"model.norm.weight": name})), kind="shards")
+    return edit(
+        json_edit(INDEX_NAME, lambda index: index["weight_map"].update({"model.norm.weight": name})), kind="shards"
+    )
 
 
 def without(*numbers):
@@ -106,12 +108,24 @@ INDEX = [
     Bad("endless name", shard("a" * 5000), WeightError, INDEX_NAME, "'a{80}', which is not a plain", "do not trust"),
     Bad("another file", shard("config.json"), FormatError, "config.json", "not a valid safetensors", "download"),
     Bad("lacks it", shard("model-00001-of-00003.safetensors"), WeightError, "^model.norm.weight$", "lacks it", "again"),
-    Bad("missing", edit(without(1, 3), kind="shards"), WeightError, INDEX_NAME, "00003-of-00003.* missing", "download", 2),
+    Bad(
+        "missing",
+        edit(without(1, 3), kind="shards"),
+        WeightError,
+        INDEX_NAME,
+        "00003-of-00003.* missing",
+        "download",
+        2,
+    ),
     Bad("not JSON", edit(write(INDEX_NAME, "{"), kind="shards"), FormatError, INDEX_NAME, "not valid JSON", "download"),
     Bad("bytes", edit(write(INDEX_NAME, b"\xff\xfe"), kind="shards"), FormatError, INDEX_NAME, "utf-8", "download"),
-    Bad("a list", edit(write(INDEX_NAME, "[]"), kind="shards"), FormatError, INDEX_NAME, "not a JSON object", "download"),
+    Bad(
+        "a list", edit(write(INDEX_NAME, "[]"), kind="shards"), FormatError, INDEX_NAME, "not a JSON object", "download"
+    ),
     Bad("no map", edit(write(INDEX_NAME, "{}"), kind="shards"), FormatError, INDEX_NAME, "weight_map", "download"),
-    Bad("deep", edit(write(INDEX_NAME, '{"a":' * 99999), kind="shards"), FormatError, INDEX_NAME, "too deep", "download"),
+    Bad(
+        "deep", edit(write(INDEX_NAME, '{"a":' * 99999), kind="shards"), FormatError, INDEX_NAME, "too deep", "download"
+    ),
     Bad("pickled", edit(pickled_shards, kind="shards"), WeightError, INDEX_NAME, "00002.*pickled", PICKLED, 3),
     Bad(
         "broken link",
@@ -141,7 +155,14 @@ FOLDERS = [
     Bad("text file", there("x.txt", lambda p: p.write_text("x")), WeightError, "x.txt$", "not a weights file", "give"),
     Bad("pickled file", there("x.bin", lambda p: p.write_text("x")), WeightError, "x.bin$", "pickled", PICKLED),
     Bad("nothing", there("x", lambda p: None), WeightError, "/x$", "no such file or folder", "hub id"),
-    Bad("broken link", there("x", lambda p: p.symlink_to("/nowhere")), WeightError, "/x$", "a link to '/nowhere'", "give"),
+    Bad(
+        "broken link",
+        there("x", lambda p: p.symlink_to("/nowhere")),
+        WeightError,
+        "/x$",
+        "a link to '/nowhere'",
+        "give",
+    ),
     Bad("pipe", there("x", os.mkfifo), WeightError, "/x$", "a pipe, not a regular file", "give a folder"),
     Bad("pipe as GGUF", there("x.gguf", os.mkfifo), WeightError, "x.gguf$", "a pipe", "give a folder"),
     Bad("device", lambda models, place: "/dev/zero", WeightError, "/dev/zero", "a device", "give a folder"),
@@ -149,19 +170,39 @@ FOLDERS = [
     Bad("NUL", lambda models, place: "a\0b", IoError, "a", "null byte", "check the path"),
     Bad("no path", lambda models, place: "", WeightError, "MODEL", "not a model", "give a folder"),
     Bad("a number", lambda models, place: 5, WeightError, "MODEL", "5 is not a model", "give a folder"),
-    Bad("GGUF not there", lambda m, p: (m.folder, p / "x.gguf"), WeightError, "x.gguf", "no such file", "check the path"),
+    Bad(
+        "GGUF not there", lambda m, p: (m.folder, p / "x.gguf"), WeightError, "x.gguf", "no such file", "check the path"
+    ),
     Bad("GGUF a number", lambda m, p: (m.folder, 5), WeightError, "gguf_path", "5 is not a path", "give a .gguf"),
 ]
 WEIGHTS = [
     Bad("cut", edit(cut(7)), FormatError, SINGLE, "not a valid safetensors file", "download it again"),
     Bad("empty", edit(write(SINGLE, "")), FormatError, SINGLE, "not a valid safetensors file", "download it again"),
     Bad("random", edit(write(SINGLE, os.urandom(500))), FormatError, SINGLE, "not a valid", "download it again"),
-    Bad("huge", edit(write(SINGLE, struct.pack("<Q", 1 << 62) + b"{}")), FormatError, SINGLE, "not a valid", "download"),
+    Bad(
+        "huge", edit(write(SINGLE, struct.pack("<Q", 1 << 62) + b"{}")), FormatError, SINGLE, "not a valid", "download"
+    ),
     Bad("a pipe", edit(instead(SINGLE, os.mkfifo)), WeightError, SINGLE, "a pipe, not a regular file", "give"),
-    Bad("a device", edit(instead(SINGLE, lambda f: f.symlink_to("/dev/zero"))), WeightError, SINGLE, "a device", "give"),
-    Bad("a broken link", edit(instead(SINGLE, lambda f: f.symlink_to("/x"))), WeightError, SINGLE, "a link to '/x'", "check"),
+    Bad(
+        "a device", edit(instead(SINGLE, lambda f: f.symlink_to("/dev/zero"))), WeightError, SINGLE, "a device", "give"
+    ),
+    Bad(
+        "a broken link",
+        edit(instead(SINGLE, lambda f: f.symlink_to("/x"))),
+        WeightError,
+        SINGLE,
+        "a link to '/x'",
+        "check",
+    ),
     Bad("GGUF cut", edit(cut(9), kind="gguf"), FormatError, "model.gguf", "ends at byte", "copy it again"),
-    Bad("GGUF random", there("x.gguf", lambda p: p.write_bytes(os.urandom(99))), FormatError, "x.gguf", "not a GGUF", "give"),
+    Bad(
+        "GGUF random",
+        there("x.gguf", lambda p: p.write_bytes(os.urandom(99))),
+        FormatError,
+        "x.gguf",
+        "not a GGUF",
+        "give",
+    ),
     Bad("GGUF empty", there("x.gguf", lambda p: p.write_bytes(b"")), FormatError, "x.gguf", "not a GGUF", "give"),
     Bad("GGUF shards lost", lost_gguf_shards, WeightError, "m-00002-of-0000", "shard is missing", "download", 2),
     Bad("GGUF shards cut", broken_gguf_shards, FormatError, "m-00003-of-0000", "ends at byte", "copy it again", 2),
