@@ -25,7 +25,7 @@ __all__ = ["INDEX_NAME", "SafetensorsSource", "open_safetensors"]
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
-PICKLED_REMEDY = "pickled checkpoints can run code and are not read; save the model as safetensors with transformers' save_pretrained"
+PICKLED_REMEDY = "pickles can run code and are not read; save it as safetensors with transformers' save_pretrained"
 
 Header = tuple[dict[str, TensorInfo], FileStamp]
 

@@ -115,7 +115,7 @@ TOKENIZERS = {
         "WeightError",
         "model",
         "no weights found",
-        "pickled checkpoints can run code",
+        "pickles can run code",
     ),
 }
 
