@@ -76,7 +76,7 @@ def bind(model: nn.Module, sources: Sequence[WeightSource], choose: SourceChoice
         found = next((table[name] for source, table in tables if name in table and _is_called(source, wanted)), None)
         if found is None:
             missing[name] = wanted
-        elif found.shape != tuple(tensor.shape):
+        elif found.uneven or found.shape != tuple(tensor.shape):
             result.faults.append(_misshaped(name, found, tuple(tensor.shape)))
         elif wrong := _unfit_format(found, tensor):
             result.faults.append(Fault(wrong, name, "give a checkpoint of plain floats, or a GGUF of the model"))
@@ -118,6 +118,8 @@ def _misshaped(name: str, found: Expression, shape: tuple[int, ...]) -> Fault:
     gaps = _gaps(found, shape)
     if gaps:
         return Fault(f"parts are missing: {gaps}", name, "the checkpoint is incomplete; download it again")
+    if found.uneven:
+        return Fault(found.uneven, name, "the checkpoint is damaged; download it again")
     return Fault(f"stored as {list(found.shape)}, the model has {list(shape)}", name, ONE_CHECKPOINT)
 
 

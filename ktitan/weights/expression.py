@@ -19,9 +19,15 @@ __all__ = ["Concat", "Converted", "Expression", "Held", "Reordered", "Reshaped",
 
 
 class Expression(ABC):
-    """A tensor that can be written; `shape` is known without reading."""
+    """A tensor that can be written; `shape` is known without reading.
+
+    Attributes:
+        shape: of the whole; () where the parts make none.
+        uneven: why the parts make no tensor; empty when they do.
+    """
 
     shape: tuple[int, ...]
+    uneven: str = ""
 
     @abstractmethod
     def write(self, out: torch.Tensor) -> None:
@@ -100,6 +106,7 @@ class _Of(Expression):
     def __init__(self, part: Expression, shape: tuple[int, ...]) -> None:
         self.part = part
         self.shape = shape
+        self.uneven = part.uneven
 
     def leaves(self) -> Iterator[Stored]:
         """Those of the part."""
@@ -112,6 +119,17 @@ class _Many(Expression):
     def __init__(self, parts: Sequence[Expression], shape: tuple[int, ...]) -> None:
         self.parts = tuple(parts)
         self.shape = shape
+        self.uneven = next((part.uneven for part in parts if part.uneven), "")
+
+    def _refuse(self) -> None:
+        """The parts' shapes do not go together: written all the same, rows would go where they do not belong."""
+        shapes: dict[tuple[int, ...], str] = {}
+        for part in self.parts:
+            first = next(iter(part.leaves()), None)
+            shapes.setdefault(part.shape, "" if first is None else first.info.name)
+        listed = ", ".join(f"{name} {list(shape)}" for shape, name in list(shapes.items())[:2])
+        self.uneven = self.uneven or f"its parts differ in shape: {listed}"
+        self.shape = ()
 
     def leaves(self) -> Iterator[Stored]:
         """Those of all parts, in order."""
@@ -124,6 +142,8 @@ class Stack(_Many):
 
     def __init__(self, parts: Sequence[Expression]) -> None:
         super().__init__(parts, (len(parts), *parts[0].shape))
+        if len({part.shape for part in parts}) > 1:
+            self._refuse()
 
     def write(self, out: torch.Tensor) -> None:
         """Fill entry after entry."""
@@ -135,10 +155,13 @@ class Concat(_Many):
     """Parts joined along an existing dimension: gate and up."""
 
     def __init__(self, parts: Sequence[Expression], dim: int) -> None:
-        shape = list(parts[0].shape)
-        self.dim = dim % len(shape)
-        shape[self.dim] = sum(part.shape[self.dim] for part in parts)
-        super().__init__(parts, tuple(shape))
+        shape = parts[0].shape
+        self.dim = dim = dim % max(1, len(shape))
+        super().__init__(parts, shape)
+        if not shape or len({(*part.shape[:dim], "*", *part.shape[dim + 1 :]) for part in parts}) > 1:
+            self._refuse()
+            return
+        self.shape = (*shape[:dim], sum(part.shape[dim] for part in parts), *shape[dim + 1 :])
 
     def write(self, out: torch.Tensor) -> None:
         """Fill range after range."""

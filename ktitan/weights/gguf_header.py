@@ -200,8 +200,8 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.text("a tensor's name")
     what = f"the entry of tensor {name!r}"
     dimensions = cursor.number("I", what)
-    if dimensions > MAX_DIMENSIONS:
-        raise cursor.fault(f"tensor {name!r} has {dimensions} dimensions, at most {MAX_DIMENSIONS} are allowed")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise cursor.fault(f"tensor {name!r} has {dimensions} dimensions, from 1 to {MAX_DIMENSIONS} are allowed")
     shape = tuple(cursor.number("Q", what) for _ in range(dimensions))
     return name, shape[::-1], cursor.number("I", what), cursor.number("Q", what)
 

@@ -180,7 +180,7 @@ def _gate_up(names: _Names, match: re.Match[str], shape: Shape) -> Expression | 
     if gate is None or up is None:
         return None
     # Stacks of unequal length are joined the other way, so that the shape tells what is missing.
-    return Concat([gate, up], dim=1 if gate.shape[0] == up.shape[0] else 0)
+    return Concat([gate, up], dim=1 if gate.shape[:1] == up.shape[:1] else 0)
 
 
 def _down(names: _Names, match: re.Match[str], shape: Shape) -> Expression | None:

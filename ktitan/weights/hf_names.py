@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from ktitan.errors import Fault
+from ktitan.errors import Fault, WeightError
 from ktitan.formats import find_format
 from ktitan.weights.expression import Concat, Converted, Expression, Stack, Stored
 from ktitan.weights.source import WeightSource
@@ -114,9 +114,10 @@ def _converted(
         return {target: simple}
     targets = [name for name in _targets_of(converter, target) if name in state]
     flat = [part for group in parts.values() for part in group]
+    shapes = {name: tuple(state[name].shape) for name in targets}
     return {
-        name: Converted(flat, tuple(state[name].shape), partial(_run, converter, target, parts, model, name))
-        for name in targets
+        name: Converted(flat, shape, partial(_run, converter, target, parts, model, name, shape))
+        for name, shape in shapes.items()
     }
 
 
@@ -132,7 +133,7 @@ def _fused_experts(converter: WeightConverter, parts: dict[str, list[Stored]]) -
     if join is None:
         return ordered[0] if len(ordered) == 1 else None
     # Stacks of unequal length miss experts: any join will do, the shape is found wrong and the gaps are named.
-    return Concat(ordered, join.dim if len({stack.shape[0] for stack in ordered}) == 1 else 0)
+    return Concat(ordered, join.dim if len({len(stack.parts) for stack in ordered}) == 1 else 0)
 
 
 def _targets_of(converter: WeightConverter, target: str) -> list[str]:
@@ -145,16 +146,37 @@ def _targets_of(converter: WeightConverter, target: str) -> list[str]:
 
 
 def _run(
-    converter: WeightConverter, target: str, parts: dict[str, list[Stored]], model: nn.Module, name: str
+    converter: WeightConverter,
+    target: str,
+    parts: dict[str, list[Stored]],
+    model: nn.Module,
+    name: str,
+    shape: tuple[int, ...],
 ) -> torch.Tensor:
-    """Let transformers convert the stored tensors, and pick the one called `name`."""
+    """Let transformers convert the stored tensors, and pick the one called `name`, which is to have `shape`.
+
+    Raises:
+        WeightError: it cannot; shapes are known only now.
+    """
     fresh = copy.deepcopy(converter)
     for pattern, group in parts.items():
         for part in group:
             fresh.add_tensor(target, part.info.name, pattern, _reader(part))
-    made: dict[str, Any] = fresh.convert(target, model=model, config=getattr(model, "config", None))
-    value = made[name]
-    return value[0] if isinstance(value, list) else value
+    try:
+        made: dict[str, Any] = fresh.convert(target, model=model, config=getattr(model, "config", None))
+        value: torch.Tensor = made[name][0] if isinstance(made[name], list) else made[name]
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        stored = ", ".join(f"{part.info.name} {list(part.shape)}" for group in parts.values() for part in group[:2])
+        raise WeightError(
+            f"transformers cannot make it of {stored}: {error}", name, "config and weights are of different checkpoints"
+        ) from error
+    if tuple(value.shape) != shape:
+        raise WeightError(
+            f"transformers makes it {list(value.shape)}, the model has {list(shape)}",
+            name,
+            "config and weights are of different checkpoints",
+        )
+    return value
 
 
 def _reader(part: Stored) -> Any:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, MixtralConfig
 
 import ktitan
 from ktitan.errors import FormatError, IoError, UnsupportedError, WeightError
@@ -25,8 +25,9 @@ from support.bad_input import (
     without_rights,
     write,
 )
-from support.gguf_files import gguf_tensors
-from support.good_models import TOKENS, save_gguf, small_llama
+from support.gguf_files import gguf_tensors, random_model
+from support.good_models import SIZES, TOKENS, save_gguf, small_llama
+from support.tiny_models import on_meta, save_tiny
 
 CONFIG, SETTINGS, TOKENIZER, GENERATION = (
     "config.json",
@@ -464,3 +465,35 @@ def test_the_head_of_a_larger_class_is_named(models, kind, head):
     with pytest.raises(WeightError) as caught:
         ktitan.optimize_and_load(model, "auto", weights=getattr(models, kind), device="cpu")
     assert caught.value.where == head and "AutoModelForCausalLM" in caught.value.remedy
+
+
+def transposed(name):
+    """A step that turns one expert's matrix: the same numbers, so that a careless reader would put them anywhere."""
+
+    def change(state):
+        (key,) = (key for key in state if key.endswith(name))
+        return {**state, key: state[key].T.contiguous()}
+
+    return tensors(change)
+
+
+@pytest.mark.parametrize("name", ["layers.1.block_sparse_moe.experts.2.w1.weight", "experts.0.w2.weight"])
+def test_experts_of_different_shapes_are_not_stacked(tmp_path, name):
+    save_tiny("mixtral", tmp_path)
+    if name.startswith("experts"):
+        name = f"layers.0.block_sparse_moe.{name}"
+    transposed(name)(tmp_path)
+    with pytest.raises(WeightError, match="its parts differ in shape: ") as caught:
+        ktitan.optimize_and_load(on_meta(tmp_path), "auto", weights=tmp_path, device="cpu")
+    assert "mlp.experts" in caught.value.where and "damaged" in caught.value.remedy
+
+
+def test_gguf_experts_of_different_shapes_are_not_stacked(tmp_path):
+    model = random_model(MixtralConfig(**SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2))
+    stored = gguf_tensors(model, single_experts=True)
+    for name, shape in {"blk.0.ffn_up.1.weight": (3,), "blk.1.ffn_down.2.weight": (64, 32)}.items():
+        stored[name] = torch.ones(shape)
+    path = save_gguf(tmp_path / "x.gguf", model, tensors=stored)
+    bad = Bad("", None, WeightError, "layers.1.mlp.experts.down_proj", "its parts differ in shape", "damaged", 2)
+    for door in (load, plan):
+        assert_refused(bad, path, door)

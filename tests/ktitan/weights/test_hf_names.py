@@ -1,9 +1,15 @@
 """Checkpoint names of families against transformers' own loader."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig, PhimoeConfig, Qwen2MoeConfig
+from transformers.core_model_loading import MergeModulelist, WeightConverter
 
+from ktitan.errors import WeightError
+from ktitan.weights import hf_names
+from ktitan.weights.expression import Converted, Stored
 from ktitan.weights.hf_names import hf_bindings
 from ktitan.weights.opening import open_source
 
@@ -47,3 +53,25 @@ def test_experts_are_read_one_by_one(tmp_path):
     bindings, _, _ = hf_bindings(on_meta(tmp_path), open_source(tmp_path))
     names = [leaf.info.name for leaf in bindings["model.layers.1.mlp.experts.gate_up_proj"].leaves()]
     assert len(names) == 10 and all("experts" in name for name in names)
+
+
+@pytest.mark.parametrize("answer", ["fails", "other shape", "other name"])
+def test_a_conversion_of_transformers_that_does_not_give_the_tensor(tmp_path, monkeypatch, answer):
+    """Whatever its operations are, a checkpoint that they do not fit is an error with the tensor's name."""
+    stock = AutoModelForCausalLM.from_config(OTHERS["gpt_oss"](), dtype=torch.float32)
+    stock.save_pretrained(tmp_path)
+    model, source = on_meta(tmp_path), open_source(tmp_path)
+    name = "model.norm.weight"
+    part = Stored(source, source.tensors[name])
+    converter = WeightConverter(name, name, operations=[MergeModulelist(dim=0)])
+
+    def convert(self, *arguments, **options):
+        if answer == "fails":
+            raise RuntimeError("split_with_sizes expects 64")
+        return {name: torch.ones(1)} if answer == "other shape" else {"x": torch.ones(32)}
+
+    monkeypatch.setattr(WeightConverter, "convert", convert)
+    run = partial(hf_names._run, converter, name, {name: [part]}, model, name, (32,))
+    with pytest.raises(WeightError, match=r"transformers (cannot make|makes)") as caught:
+        Converted([part], (32,), run).dense(torch.float32)
+    assert caught.value.where == name and "different checkpoints" in caught.value.remedy
