@@ -6,8 +6,9 @@ An error says what is wrong, where, and what to do about it. Faults of one kind 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, TypeVar
 
 __all__ = [
@@ -21,7 +22,11 @@ __all__ = [
     "RuleError",
     "UnsupportedError",
     "WeightError",
+    "translated",
 ]
+
+# Of what a library says: some quote the whole file.
+_LONGEST_QUOTE = 400
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         remedy = f"\n  remedy: {self.remedy}" if self.remedy else ""
-        return f"{place}{self.message}{remedy}"
+        return _printable(f"{place}{self.message}{remedy}")
 
 
 class KtitanError(Exception):
@@ -62,7 +67,7 @@ class KtitanError(Exception):
     def __str__(self) -> str:
         if len(self.faults) == 1:
             return f"[{self.code}] {self.faults[0]}"
-        lines = [f"[{self.code}] {self.message}"]
+        lines = [_printable(f"[{self.code}] {self.message}")]
         lines += [f"{number}. {fault}" for number, fault in enumerate(self.faults, 1)]
         return "\n".join(lines)
 
@@ -73,6 +78,54 @@ class KtitanError(Exception):
 def _rebuild(kind: type[KtitanError], code: str, *parts: Any) -> KtitanError:
     """Unpickle an error of any class of the list (their constructors differ in the first argument)."""
     return KtitanError(code, *parts) if kind is KtitanError else kind(*parts)
+
+
+def _printable(text: str) -> str:
+    """`text` as UTF-8 can say it: names from files may hold halves of characters, paths may be no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+class translated:
+    """A context in which what a library raises for bad input becomes a `KtitanError`.
+
+    For libraries that validate little and late (transformers, tokenizers): a wrong type deep in a file surfaces as
+    whatever operation met it first. Errors of the machine (out of memory) and interrupts pass.
+
+    Args:
+        make: from the library's words, in one line, to the error.
+        others: error classes to take besides the usual ones.
+    """
+
+    _USUAL = (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    )
+
+    def __init__(self, make: Callable[[str], KtitanError], *others: type[BaseException]) -> None:
+        self._make = make
+        self._kinds = (*self._USUAL, *others)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Libraries in Rust raise Exception itself, or for a panic a class that cannot be imported.
+        if isinstance(error, self._kinds) or kind is Exception or getattr(kind, "__name__", "") == "PanicException":
+            raise self._make(_quoted(error)) from error
+
+
+def _quoted(error: BaseException | None) -> str:
+    words = " ".join(str(error).split())
+    words = words if len(words) <= _LONGEST_QUOTE else f"{words[:_LONGEST_QUOTE]}..."
+    return words if type(error) is Exception else f"{type(error).__name__}: {words}"
 
 
 ErrorT = TypeVar("ErrorT", bound="_NamedError")

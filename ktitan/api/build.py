@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from ktitan.api.locate import ModelFiles
-from ktitan.errors import UnsupportedError, WeightError
+from ktitan.errors import FormatError, KtitanError, UnsupportedError, WeightError, translated
 from ktitan.hardware import Hardware
 from ktitan.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from ktitan.weights.gguf_router import router_notes, set_routers
@@ -40,18 +40,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# What transformers raises for a config.json that is not one: it validates little, and late.
-_CONFIG_FAULTS = (
-    StrictDataclassError,
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ZeroDivisionError,
-    RuntimeError,
-)
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -67,14 +55,13 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
         if source is None:
             raise WeightError("no config.json beside the weights", files.name, "give the folder that holds both")
         return config_from_gguf(source)
-    try:
+    file = str(files.home / "config.json")
+
+    def refusal(words: str) -> KtitanError:
+        return UnsupportedError(f"its config cannot be used: {words}", file, "update transformers, or check the file")
+
+    with translated(refusal, StrictDataclassError):
         config = AutoConfig.from_pretrained(files.home)
-    except _CONFIG_FAULTS as error:
-        raise UnsupportedError(
-            f"its config cannot be used: {type(error).__name__}: {error}",
-            str(files.home / "config.json"),
-            "update transformers, or check the file",
-        ) from error
     _refuse_packed(config, files)
     return config
 
@@ -102,13 +89,14 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     Raises:
         UnsupportedError: transformers has no causal language model for this config.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except _CONFIG_FAULTS as error:
-        kind = getattr(config, "model_type", type(config).__name__)
-        message = f"transformers builds no causal language model from its config: {type(error).__name__}: {error}"
-        raise UnsupportedError(message, kind, "check model_type and the sizes in config.json") from error
+    kind = str(getattr(config, "model_type", type(config).__name__))
+
+    def refusal(words: str) -> KtitanError:
+        message = f"transformers builds no causal language model from its config: {words}"
+        return UnsupportedError(message, kind, "check model_type and the sizes in config.json")
+
+    with translated(refusal, StrictDataclassError), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     set_routers(model)
     return model
 
@@ -153,27 +141,35 @@ def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTraine
     """The tokenizer beside the config, or that of a GGUF's metadata.
 
     Raises:
-        WeightError: there is none.
+        WeightError: there is none, or it cannot be used.
         UnsupportedError: a GGUF's pre-tokenizer is not known.
     """
     source = next((one for one in sources if isinstance(one, GgufSource)), None)
     if files.home is None and source is not None:
         return tokenizer_from_gguf(source)
-    try:
+
+    def refusal(words: str) -> KtitanError:
+        return WeightError(f"no tokenizer: {words}", str(files.home), "copy tokenizer.json beside config.json again")
+
+    with translated(refusal, StrictDataclassError):
         tokenizer: Any = AutoTokenizer.from_pretrained(files.home)
-    except (ValueError, OSError, KeyError) as error:
-        raise WeightError(
-            f"no tokenizer: {error}", str(files.home), "copy tokenizer.json beside config.json"
-        ) from error
+        tokenizer.decode(tokenizer("a")["input_ids"])  # what its config says is looked at when it is used
     return tokenizer
 
 
 def generation_config_of(model: Any, home: Path | None, sources: list[WeightSource]) -> GenerationConfig | None:
-    """The generation config that comes with the weights, for a model that was built from a config alone; else None."""
+    """The generation config that comes with the weights, for a model that was built from a config alone; else None.
+
+    Raises:
+        FormatError: generation_config.json is none.
+    """
     current = getattr(model, "generation_config", None)
     if current is None or not getattr(current, "_from_model_config", False):
         return None
     if home is not None and (home / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(home)
+        file = str(home / "generation_config.json")
+        remedy = "copy it again, or delete it to use transformers' defaults"
+        with translated(lambda words: FormatError(f"cannot be used: {words}", file, remedy)):
+            return GenerationConfig.from_pretrained(home)
     source = next((one for one in sources if isinstance(one, GgufSource)), None)
     return generation_config_from_gguf(source, model.config) if home is None and source is not None else None

@@ -14,7 +14,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import DeepseekV2Config, DeepseekV3Config, GenerationConfig, PretrainedConfig
 
-from ktitan.errors import FormatError, UnsupportedError
+from ktitan.errors import FormatError, UnsupportedError, translated
 from ktitan.weights.gguf_grouped import USE_FOLDER, gemma3, llama, qwen2, qwen2_moe, qwen3, qwen3_moe
 from ktitan.weights.gguf_metadata import GgufKeys, token_id
 from ktitan.weights.gguf_rope import rope_parameters
@@ -83,10 +83,9 @@ def config_from_gguf(source: GgufSource) -> PretrainedConfig:
             raise UnsupportedError(f"{source.architecture}.{key}: {why}", source.path, USE_FOLDER)
     common = _common(keys, {**SIZES, **family.sizes})
     cls, special = family.values(keys)
-    try:
+    message = f"the metadata makes no {cls.__name__}"
+    with translated(lambda words: FormatError(f"{message}: {words}", source.path, USE_FOLDER), StrictDataclassError):
         config = cls(**common, **special)
-    except (StrictDataclassError, ValueError, KeyError) as error:
-        raise FormatError(f"the metadata makes no {cls.__name__}: {error}", source.path, USE_FOLDER) from error
     config.architectures = [cls.__name__.replace("Config", "ForCausalLM")]
     config.name_or_path = source.path
     return config
@@ -127,7 +126,7 @@ def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
     values["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0, minimum=0)
     _check_blocks(source, values["num_hidden_layers"])
     values["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
-    vocabulary = len(source.metadata.get("tokenizer.ggml.tokens", ())) or keys.integer("vocab_size")
+    vocabulary = len(keys.items("tokenizer.ggml.tokens", str, required=False)) or keys.integer("vocab_size")
     values["vocab_size"] = vocabulary
     values["tie_word_embeddings"] = "output.weight" not in source.tensors
     for ours, theirs in {"bos": "bos", "eos": "eos", "pad": "padding"}.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +22,8 @@ __all__ = ["INDEX_NAME", "SafetensorsSource", "open_safetensors"]
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+# Of a file, on every file system that matters.
+LONGEST_NAME = 255
 
 
 class SafetensorsSource(FileSource):
@@ -81,8 +84,7 @@ class _KeyTwice(ValueError):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _KeyTwice(next(repr(name) for name in names if names.count(name) > 1))
+        raise _KeyTwice(repr(Counter(name for name, _ in pairs).most_common(1)[0][0]))
     return table
 
 
@@ -111,19 +113,27 @@ def _read_index(index: Path) -> dict[str, str]:
         promised = json.loads(index.read_text("utf-8"))["weight_map"]
         if not isinstance(promised, dict) or not all(isinstance(name, str) for name in promised.values()):
             raise TypeError("weight_map is not a table of file names")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"not a valid index: {error}", str(index), "download it again") from error
     faults = []
     for shard in sorted(set(promised.values())):
-        if PurePosixPath(shard).name != shard or shard in ("", ".", ".."):
+        if not _is_plain(shard):
+            shown = shard if len(shard) <= LONGEST_NAME else f"{shard[:LONGEST_NAME]}..."
             faults.append(
-                Fault(f"names {shard!r}, which is not a plain file name", str(index), "do not trust this model")
+                Fault(f"names {shown!r}, which is not a plain file name", str(index), "do not trust this model")
             )
         elif not (index.parent / shard).is_file():
             faults.append(Fault(f"shard {shard} is missing", str(index), "download it, or the whole model again"))
     if faults:
         raise WeightError.from_faults(faults, f"{len(faults)} shards of {index} cannot be used")
     return promised
+
+
+def _is_plain(shard: str) -> bool:
+    """Whether a name stays in the folder, and is one that a file can have."""
+    return (
+        PurePosixPath(shard).name == shard not in ("", ".", "..") and shard.isprintable() and len(shard) <= LONGEST_NAME
+    )
 
 
 def _broken_promises(promised: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> list[Fault]:
