@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,10 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# Far above any model.
+MOST_LAYERS = 4096
+MOST_COLUMNS = 1 << 19
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,10 +65,26 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
     def refusal(words: str) -> KtitanError:
         return UnsupportedError(f"its config cannot be used: {words}", file, "update transformers, or check the file")
 
+    _check_layers(file)
     with translated(refusal, StrictDataclassError):
         config = AutoConfig.from_pretrained(files.home)
     _refuse_packed(config, files)
     return config
+
+
+def _check_layers(file: str) -> None:
+    """Refuse a number of layers that no model has, before lists and modules of that many are made."""
+    try:
+        stated = json.loads(Path(file).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # transformers reads it next and says what is wrong
+    parts = [stated] if isinstance(stated, dict) else []
+    for part in parts:
+        for key, value in part.items():
+            if isinstance(value, dict):
+                parts.append(value)  # a part's own config, e.g. text_config
+            elif "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
+                raise FormatError(f"{key} is {value}, at most {MOST_LAYERS} are built", file, "copy the file again")
 
 
 def is_packed(config: PreTrainedConfig) -> bool:
@@ -97,8 +118,17 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
 
     with translated(refusal, StrictDataclassError), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    _check_sizes(model, kind)
     set_routers(model)
     return model
+
+
+def _check_sizes(model: PreTrainedModel, kind: str) -> None:
+    """Refuse what no model has, before operators try its modules on random numbers of their size."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0 or (parameter.dim() and parameter.shape[-1] > MOST_COLUMNS):
+            message = f"{name} would be {list(parameter.shape)}; rows have 1 to {MOST_COLUMNS} numbers"
+            raise UnsupportedError(message, kind, "check the sizes in config.json")
 
 
 def choose_dtype(

@@ -1,4 +1,4 @@
-"""Mutations that know little: of bytes (with the places of numbers, where a format tells them), and of JSON-like values."""
+"""Mutations that know little: of bytes, at the places of numbers where a format tells them, and of JSON-like values."""
 
 import copy
 import string

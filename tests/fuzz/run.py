@@ -4,8 +4,8 @@
     PYTHONPATH=.:tests python -m fuzz.run --cases 100000 --processes 4
     PYTHONPATH=.:tests python -m fuzz.run --seed 7 --kind gguf-bytes --case 123      # one again, with its traceback
 
-Every case is a function of (seed, kind, number), so a line of the report is enough to see it again. Exit 1 when anything
-but a KtitanError came out, when a case took too long, or when memory grew past the bound.
+Every case is a function of seed, kind and number, so a line of the report is enough to see it again. Exit 1 when
+anything but a KtitanError came out, when a case took too long, or when memory grew past the bound.
 """
 
 import argparse
