@@ -31,7 +31,7 @@ HEAD = """# Errors
 Written by `docs/make_errors.py` from the sources; do not edit, run `{command}`.
 
 Everything that a user can cause or remedy is a `ktitan.KtitanError`. It says what is wrong, where (`file:line`, a file,
-a module's path, a tensor's name) and what helps, and has all of that as attributes (`code`, `message`, `where`, `remedy`,
+a module's path, a tensor's name) and what helps; all of that are attributes, too (`code`, `message`, `where`, `remedy`,
 `faults`). Faults of one kind come together, numbered, so that one run is enough to correct them all. Nothing is left
 half done: a model that could not be loaded is as it was.
 
