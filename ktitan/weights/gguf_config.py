@@ -123,8 +123,9 @@ def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
     """What every decoder has."""
     source = keys.source
     values: dict[str, Any] = {name: keys.integer(key) for name, key in sizes.items()}
-    values["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0, minimum=0)
-    _check_blocks(source, values["num_hidden_layers"])
+    extra = keys.integer("nextn_predict_layers", 0, minimum=0)
+    values["num_hidden_layers"] -= extra
+    _check_blocks(source, values["num_hidden_layers"], extra)
     values["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     vocabulary = len(keys.items("tokenizer.ggml.tokens", str, required=False)) or keys.integer("vocab_size")
     values["vocab_size"] = vocabulary
@@ -134,11 +135,14 @@ def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _check_blocks(source: GgufSource, stated: int) -> None:
-    """Refuse a block count that the tensors do not bear out, before a model of that many layers is built."""
+def _check_blocks(source: GgufSource, stated: int, extra: int) -> None:
+    """Refuse a block count that the tensors do not bear out, before a model of that many layers is built.
+
+    `extra` blocks predict further tokens and may be left out of a file.
+    """
     numbers = (re.match(r"blk\.(\d+)\.", name) for name in source.tensors)
     found = len({number[1] for number in numbers if number})
-    if not 1 <= stated <= found:
+    if not 1 <= stated <= found or extra > found:
         raise FormatError(
             f"the metadata says {stated} blocks, there are tensors for {found}", source.path, "convert the model again"
         )

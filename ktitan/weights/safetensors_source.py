@@ -7,7 +7,6 @@ it offers no offsets, so they are read from the validated header. Format: https:
 from __future__ import annotations
 
 import json
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -24,6 +23,9 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 # Of a file, on every file system that matters.
 LONGEST_NAME = 255
+# A header takes about thirty times its size when it is read; models of 100 thousand tensors have some 10 MiB.
+MAX_HEADER_BYTES = 32 << 20
+MAX_INDEX_BYTES = 128 << 20
 
 
 class SafetensorsSource(FileSource):
@@ -64,9 +66,13 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         WeightError: it cannot be opened.
     """
     try:
-        with safe_open(path, "pt") as _, open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length), object_pairs_hook=_unique)
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if MAX_HEADER_BYTES < length <= path.stat().st_size:
+                message = f"its header takes {length} bytes, at most {MAX_HEADER_BYTES} are read"
+                raise FormatError(message, str(path), "save the model anew, in several files")
+            with safe_open(path, "pt"):
+                header = json.loads(file.read(length), object_pairs_hook=_unique)
     except _KeyTwice as error:
         raise FormatError(f"{error} stands twice in the header", str(path), "copy or download it again") from error
     except SafetensorError as error:
@@ -109,6 +115,8 @@ def _shards(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
+    if index.stat().st_size > MAX_INDEX_BYTES:
+        raise FormatError(f"an index of more than {MAX_INDEX_BYTES} bytes", str(index), "download it again")
     try:
         promised = json.loads(index.read_text("utf-8"))["weight_map"]
         if not isinstance(promised, dict) or not all(isinstance(name, str) for name in promised.values()):

@@ -5,7 +5,7 @@ import struct
 
 import torch
 from fuzz import doors
-from fuzz.mutate import deep, mutate_bytes, mutate_value
+from fuzz.mutate import TEXTS, deep, mutate_bytes, mutate_value
 from transformers import AutoModelForCausalLM
 
 from ktitan.api.build import build_tokenizer, generation_config_of, read_config
@@ -14,7 +14,21 @@ from ktitan.api.locate import locate
 from support.tiny_models import CONFIGS
 from support.tiny_tokenizer import tiny_tokenizer
 
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+BITS = (
+    *(("BOOL", 8), ("U8", 8), ("I8", 8), ("F8_E5M2", 8), ("F8_E4M3", 8), ("F8_E8M0", 8), ("I16", 16), ("U16", 16)),
+    *(
+        ("F16", 16),
+        ("BF16", 16),
+        ("I32", 32),
+        ("U32", 32),
+        ("F32", 32),
+        ("F64", 64),
+        ("I64", 64),
+        ("U64", 64),
+        ("C64", 64),
+    ),
+    *(("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6), ("F8_E4M3FNUZ", 8)),
+)
 INDEX = "model.safetensors.index.json"
 
 
@@ -87,7 +101,9 @@ def header_case(rng, stock, folder):
     """One safetensors file."""
     header, size = rng.choice(stock)
     path, action = folder / "model.safetensors", rng.random()
-    if action < 0.55:
+    if action < 0.1:
+        raw(*legal(rng), path)
+    elif action < 0.55:
         raw(mutate_value(rng, header), size, path)
     elif action < 0.9:
         text = dump(header)
@@ -98,6 +114,25 @@ def header_case(rng, stock, folder):
     else:
         raw(header, size, path, rng.choice((0, 1, 2**31, 2**62, 2**63, 2**64 - 1)))
     doors.source(rng.choice((path, folder))).close()
+
+
+def legal(rng):
+    """(header, data bytes) that the format allows: any dtype, odd shapes, keys in any order, all kinds of names."""
+    table, start = {}, 0
+    for _ in range(rng.randrange(12)):
+        dtype, bits = rng.choice(BITS)
+        shape = [rng.choice((0, 1, 2, 3, 8, 64)) for _ in range(rng.randrange(5))]
+        size = bits
+        for length in shape:
+            size *= length
+        if size % 8 == 0:
+            name = rng.choice((f"t{rng.randrange(99)}", rng.choice(TEXTS)))
+            if name in table:
+                continue
+            table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size // 8]}
+            start += size // 8
+    names = rng.sample(list(table), len(table))
+    return {name: table[name] for name in names}, start
 
 
 def index_case(rng, stock, folder):

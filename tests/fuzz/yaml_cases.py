@@ -25,15 +25,16 @@ rules:
       class: &op [linear.cpu, linear.torch]
       kwargs: {dtype: float32, activations: int8}
       prefill: {class: linear.torch, kwargs: {device: cpu}}
-    source: m.gguf
-  - match: {class: LlamaRMSNorm}
-    replace: {class: *op}
+  - match: {name: '.*\.mlp\.(gate|up)_proj', layers: 2}
+    replace:
+      class: *op
 """
+WITH_SOURCE = WHOLE + "      source: experts.gguf\n"
 
 
 def seeds():
     """(texts, a model to plan with)."""
-    texts = [WHOLE, *(path.read_text("utf-8") for path in sorted(packaged_folder().rglob("*.yaml")))]
+    texts = [WHOLE, WITH_SOURCE, *(path.read_text("utf-8") for path in sorted(packaged_folder().rglob("*.yaml")))]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.float32)
     return texts, model
@@ -41,7 +42,7 @@ def seeds():
 
 def text_of(rng, texts):
     """One changed rule file."""
-    text, action = rng.choice(texts[:1] * 8 + texts), rng.random()
+    text, action = rng.choice(texts[:1] * 12 + texts), rng.random()
     if action < 0.5:
         changed = mutate_value(rng, yaml.safe_load(text))
         flow = rng.choice((None, True, False))

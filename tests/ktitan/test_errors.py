@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 import ktitan
-from ktitan.errors import Fault, KtitanError
+from ktitan.errors import Fault, FormatError, KtitanError, translated
 
 
 def test_one_fault_reads_as_a_sentence_with_its_place_and_remedy():
@@ -29,3 +29,41 @@ def test_errors_can_be_pickled(error):
     twin = pickle.loads(pickle.dumps(error))
     assert type(twin) is type(error)
     assert (twin.code, str(twin), twin.faults) == (error.code, str(error), error.faults)
+
+
+def test_names_that_utf8_cannot_say_are_spelled_out():
+    """From an index.json, or a path that is no UTF-8: a terminal must not fail over the message."""
+    error = ktitan.FormatError("names '\ud800'", "/tmp/\udcff.gguf", "r")
+    assert str(error) == "[FormatError] /tmp/\\udcff.gguf: names '\\ud800'\n  remedy: r"
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise for a panic, by name."""
+
+
+Panic.__name__ = "PanicException"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("k"), "KeyError: 'k'"),
+        (Exception("rust\n says"), "rust says"),
+        (RecursionError("deep"), "RecursionError"),
+        (ZeroDivisionError("0"), "ZeroDivisionError: 0"),
+        (Panic("p"), "PanicException: p"),
+        (ValueError("x" * 9999), "xxx..."),
+    ],
+)
+def test_what_libraries_raise_for_bad_input_becomes_an_error(error, words):
+    with pytest.raises(FormatError) as caught, translated(lambda said: FormatError(said, "w", "r")):
+        raise error
+    assert words in caught.value.message and len(caught.value.message) < 500
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), ktitan.PlanError("m", "w", "r")])
+def test_other_errors_pass_translation(error):
+    with pytest.raises(type(error)) as caught, translated(lambda said: FormatError(said, "w", "r")):
+        raise error
+    assert caught.value is error
