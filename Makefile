@@ -9,7 +9,12 @@ NATIVE_NOTE := ktitan/native/_cpu_build.txt
 INSTALLED := $(VENV)/.installed
 PROMPT ?= Name three things that a good teacher does.
 
-.PHONY: demo test test-oldest test-gpu lint format install clean
+CASES ?= 100000
+PROCESSES ?= $(shell nproc)
+# AddressSanitizer must come first in a process, and needs to see C++'s throw.
+PRELOADED = $(foreach name,libasan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(name)))
+
+.PHONY: demo test test-oldest test-gpu fuzz asan docs lint format install clean
 
 install: $(INSTALLED)
 
@@ -37,6 +42,20 @@ test-oldest:
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
+
+# Mutated files through every public door: CASES of them, SEED to repeat a run. `make test` has a slice of it.
+fuzz: $(INSTALLED)
+	PYTHONPATH=.:tests $(BIN)/python -P -m fuzz.run --cases $(CASES) --processes $(PROCESSES) $(if $(SEED),--seed $(SEED))
+
+# The native library with AddressSanitizer and UndefinedBehaviorSanitizer: its check programs, then its Python tests.
+asan: $(INSTALLED)
+	$(MAKE) -C csrc/cpu/check
+	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+		$(BIN)/python -P csrc/cpu/check/tests_under_asan.py build/asan/_cpu.so
+
+# Pages that are made from the sources.
+docs: $(INSTALLED)
+	$(BIN)/python docs/make_errors.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -2,6 +2,13 @@
 
 #include <stdlib.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) ((void)(address), (void)(bytes))
+#endif
+
 namespace {
 
 // A block above this is given back before the next call that needs less.
@@ -26,5 +33,7 @@ bool Arena::take() {
         block_bytes = size;
     }
     base = static_cast<uint8_t *>(block);
+    ASAN_UNPOISON_MEMORY_REGION(base, block_bytes);
+    for (int gap = 0; gap < gaps; gap++) ASAN_POISON_MEMORY_REGION(base + gap_from[gap], gap_to[gap] - gap_from[gap]);
     return true;
 }

@@ -19,13 +19,6 @@ template <> struct DecodedOf<64> { typedef Block64 Block; };
 template <> struct DecodedOf<256> { typedef Block256 Block; };
 template <int type> using Decoded = typename DecodedOf<Format<type>::block>::Block;
 
-// Every packed type, for filling tables.
-template <int... types> struct TypeList {};
-typedef TypeList<KT_Q4_0, KT_Q4_1, KT_Q5_0, KT_Q5_1, KT_Q8_0, KT_IQ4_NL, KT_MXFP4, KT_NVFP4, KT_Q2_K, KT_Q3_K, KT_Q4_K,
-                 KT_Q5_K, KT_Q6_K, KT_IQ4_XS, KT_IQ2_XXS, KT_IQ2_XS, KT_IQ2_S, KT_IQ3_XXS, KT_IQ3_S, KT_IQ1_S, KT_IQ1_M,
-                 KT_TQ1_0, KT_TQ2_0>
-    PackedTypes;
-
 inline float read_f16(const uint8_t *p) { return from_f16(read_u16(p)); }
 
 // Nibble i of a run of bytes, the low one first.

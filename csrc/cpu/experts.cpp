@@ -264,6 +264,17 @@ bool has_kernels(const Layer &layer) {
            layer.bank->activation >= 0 && layer.bank->activation < KT_ACTIVATIONS;
 }
 
+bool has_shape(const kt_matrix &matrix, int64_t experts, int64_t rows, int64_t columns) {
+    return kt_sound(matrix) && matrix.rows == experts * rows && matrix.columns == columns;
+}
+
+bool sizes_fit(const Layer &layer, int64_t tokens) {
+    const int64_t experts = layer.bank->experts, wide = layer.wide(), inner = layer.inner();
+    return kt_counts(experts) && kt_counts(wide) && kt_counts(inner) && kt_counts(tokens) && kt_counts(layer.slots) &&
+           has_shape(*layer.bank->up, experts, inner, wide) && has_shape(*layer.bank->down, experts, wide, inner) &&
+           (!layer.gated() || has_shape(*layer.bank->gate, experts, inner, wide));
+}
+
 // Tokens of a pass: what a token's pairs keep is mostly gate, up, and result.
 int64_t pass_tokens(const Layer &layer, int64_t tokens) {
     const int64_t pair_bytes = (2 * layer.inner() + layer.wide()) * (int64_t)sizeof(float);
@@ -291,6 +302,7 @@ int32_t kt_experts(const kt_bank *bank, const void *hidden, int32_t dtype, int64
     layer.out = static_cast<uint8_t *>(out);
     layer.threads = call.threads();
     if (!has_kernels(layer)) return KT_NO_KERNEL;
+    if (!sizes_fit(layer, tokens)) return KT_WRONG_SIZE;
     for (int64_t i = 0; i < tokens * slots; i++) {
         if (index[i] < 0 || index[i] > bank->experts) return KT_OUT_OF_RANGE;
     }

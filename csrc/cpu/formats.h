@@ -54,6 +54,13 @@ KT_FORMAT(KT_TQ1_0, SUPER, 256, 54, 1, 256);
 KT_FORMAT(KT_TQ2_0, SUPER, 256, 66, 1, 256);
 #undef KT_FORMAT
 
+// Every packed type, for filling tables.
+template <int... types> struct TypeList {};
+typedef TypeList<KT_Q4_0, KT_Q4_1, KT_Q5_0, KT_Q5_1, KT_Q8_0, KT_IQ4_NL, KT_MXFP4, KT_NVFP4, KT_Q2_K, KT_Q3_K, KT_Q4_K,
+                 KT_Q5_K, KT_Q6_K, KT_IQ4_XS, KT_IQ2_XXS, KT_IQ2_XS, KT_IQ2_S, KT_IQ3_XXS, KT_IQ3_S, KT_IQ1_S, KT_IQ1_M,
+                 KT_TQ1_0, KT_TQ2_0>
+    PackedTypes;
+
 // One decoded block, in natural order of columns. SUPER kinds have 16 scales and mins, one for each 16 numbers.
 struct Block256 {
     alignas(64) uint8_t u[256];

@@ -1,6 +1,6 @@
 // The C interface of the CPU library, as ktitan/native/{library,cpu}.py call it.
 //
-// Callers check their arguments (shapes, types, overlap) before a call; here only what costs nothing is checked. Every
+// Callers check their arguments (addresses, dtypes, overlap) before a call; here only what costs nothing is checked. Every
 // buffer belongs to the caller and is used during the call only. Any thread may call; products run one at a time. The
 // results do not depend on the instruction set, the number of threads or the number of rows (README.md).
 #pragma once
@@ -10,7 +10,7 @@
 #define KT_API extern "C" __attribute__((visibility("default")))
 
 // Changes with any change of this file; a library with another number is refused.
-#define KT_ABI 1
+#define KT_ABI 2
 
 // Instruction sets, each above the one before.
 enum kt_isa_level { KT_GENERIC = 0, KT_AVX2 = 1, KT_AVX512 = 2 };
@@ -19,7 +19,8 @@ enum kt_status {
     KT_OK = 0,
     KT_NO_MEMORY = 1,     // no memory for temporaries; outputs may be written in part
     KT_OUT_OF_RANGE = 2,  // an expert or row number is out of range; nothing was written
-    KT_NO_KERNEL = 3      // a type or activation that is in no table; nothing was written
+    KT_NO_KERNEL = 3,     // a type or activation that is in no table; nothing was written
+    KT_WRONG_SIZE = 4     // sizes are negative, absurd, no whole blocks, or do not fit each other; nothing was written
 };
 
 // How activations meet packed weights: quantised per row and block, or as they are. Plain float weights ignore it.

@@ -120,6 +120,7 @@ int32_t kt_linear(const kt_matrix *weights, const void *x, int32_t dtype, int64_
     pass.bias = bias;
     pass.out = static_cast<uint8_t *>(out);
     if (pass.weights.form == FORMS || !pass.x.known()) return KT_NO_KERNEL;
+    if (!kt_sound(*weights) || !kt_counts(count)) return KT_WRONG_SIZE;
     if (count == 0 || weights->rows == 0) return KT_OK;
 
     const int threads = call.threads();
@@ -149,6 +150,7 @@ int32_t kt_rows(const kt_matrix *weights, const int64_t *ids, int64_t count, flo
     const Call call;
     const kt_unit *unit = kt_active_unit();
     if (kt_form(*unit, weights->type, KT_FLOAT32) == FORMS) return KT_NO_KERNEL;
+    if (!kt_sound(*weights) || !kt_counts(count)) return KT_WRONG_SIZE;
     for (int64_t t = 0; t < count; t++) {
         if (ids[t] < 0 || ids[t] >= weights->rows) return KT_OUT_OF_RANGE;
     }

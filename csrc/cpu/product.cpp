@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "formats.h"
+
 namespace {
 
 // A piece reads this much, so that claiming it costs little and memory is read in long runs; with several activation
@@ -16,7 +18,29 @@ constexpr int64_t ROWS_AT_ONCE = 16;
 // Dequantised weights stay in the second-level cache.
 constexpr int64_t STRIP_NUMBERS = 32 << 10;
 
+// Numbers and bytes of a block of each type.
+struct BlockSizes {
+    int64_t numbers[KT_TYPES], bytes[KT_TYPES];
+};
+
+template <int... types> constexpr BlockSizes sizes_of(TypeList<types...>) {
+    BlockSizes sizes = {};
+    ((sizes.numbers[types] = Format<types>::block, sizes.bytes[types] = Format<types>::bytes), ...);
+    return sizes;
+}
+
+constexpr BlockSizes PLAIN_SIZES = sizes_of(TypeList<KT_F32, KT_F16, KT_BF16>());
+constexpr BlockSizes PACKED_SIZES = sizes_of(PackedTypes());
+
 }  // namespace
+
+bool kt_sound(const kt_matrix &matrix) {
+    const BlockSizes &sizes = PACKED_SIZES.numbers[matrix.type] ? PACKED_SIZES : PLAIN_SIZES;
+    const int64_t numbers = sizes.numbers[matrix.type];
+    return kt_counts(matrix.rows) && kt_counts(matrix.columns) && matrix.columns > 0 && matrix.columns % numbers == 0 &&
+           matrix.row_bytes >= matrix.columns / numbers * sizes.bytes[matrix.type] &&
+           matrix.row_bytes <= (int64_t)INT32_MAX * 8;
+}
 
 Form kt_form(const kt_unit &unit, int32_t type, int32_t arithmetic) {
     if (type < 0 || type >= KT_TYPES || unit.dequantize[type] == nullptr) return FORMS;

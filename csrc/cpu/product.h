@@ -14,6 +14,11 @@ constexpr int64_t BLOCK_OF[FORMS] = {0, 32, 256};
 // The form for weights of `type`, or FORMS where the unit has no kernel for it.
 Form kt_form(const kt_unit &unit, int32_t type, int32_t arithmetic);
 
+// Whether a number of rows, tokens or slots is one; products of two of them do not overflow.
+static inline bool kt_counts(int64_t count) { return count >= 0 && count <= INT32_MAX; }
+// Whether a matrix of a known type has sizes that can be computed with, and rows that do not overlap.
+bool kt_sound(const kt_matrix &matrix);
+
 // Rows of float32, float16 or bfloat16 numbers.
 struct Plain {
     const void *data;

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ktitan.api.config_file import load_config
-from ktitan.api.foreign import refused
+from ktitan.weights.foreign import refused
 from ktitan.api.locate import ModelFiles
 from ktitan.api.tokenizer_files import load_tokenizer
 from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 GENERATION_NAME = "generation_config.json"
 GENERATION_REMEDY = "correct the value, or delete the file: the model's config is used then"
 TOKENIZER_REMEDY = "give the model's HuggingFace folder, and this file as gguf_path"
+
+# Far above any model.
+MOST_COLUMNS = 1 << 19
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -104,8 +107,24 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
         torch.device("meta"),
     ):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    _check_sizes(model, where)
     set_routers(model)
     return model
+
+
+def _check_sizes(model: PreTrainedModel, where: str) -> None:
+    """Refuse what no model has, before operators try its modules on random numbers of their size."""
+    faults = [
+        Fault(
+            f"{name} would be {list(parameter.shape)}; rows have 1 to {MOST_COLUMNS} numbers",
+            where,
+            "check the sizes in config.json",
+        )
+        for name, parameter in model.named_parameters()
+        if parameter.numel() == 0 or (parameter.dim() and parameter.shape[-1] > MOST_COLUMNS)
+    ]
+    if faults:
+        raise UnsupportedError.from_faults(faults, f"{len(faults)} tensors have sizes that no model has")
 
 
 def choose_dtype(

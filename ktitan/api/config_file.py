@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers import __version__ as transformers_version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ktitan.api.foreign import refused
+from ktitan.weights.foreign import refused
 from ktitan.errors import Fault, FormatError, UnsupportedError
 from ktitan.registry import nearest
 from ktitan.weights.json_files import read_json

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ktitan.api.config_file import own_code_message
-from ktitan.api.foreign import first_line, refused
+from ktitan.weights.foreign import first_line, refused
 from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
 from ktitan.weights.files import is_file
 from ktitan.weights.json_files import read_json
@@ -40,6 +40,7 @@ def load_tokenizer(home: Path) -> PreTrainedTokenizerBase:
     try:
         with refused(FormatError, "the tokenizer cannot be used", home, "download the tokenizer's files again"):
             tokenizer: Any = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
+            tokenizer.decode(tokenizer("a")["input_ids"])  # what its config says is looked at when it is used
     except FormatError as error:
         raise _diagnosed(home, settings, error) from error
     return tokenizer

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import DeepseekV2Config, DeepseekV3Config, GenerationConfig, PretrainedConfig
 
 from ktitan.errors import FormatError, UnsupportedError
+from ktitan.weights.foreign import refused
 from ktitan.weights.gguf_grouped import USE_FOLDER, gemma3, llama, qwen2, qwen2_moe, qwen3, qwen3_moe
 from ktitan.weights.gguf_metadata import GgufKeys, token_id
 from ktitan.weights.gguf_rope import rope_parameters
@@ -83,10 +83,9 @@ def config_from_gguf(source: GgufSource) -> PretrainedConfig:
             raise UnsupportedError(f"{source.architecture}.{key}: {why}", source.path, USE_FOLDER)
     common = _common(keys, {**SIZES, **family.sizes})
     cls, special = family.values(keys)
-    try:
+    message = f"the metadata makes no {cls.__name__}"
+    with refused(FormatError, message, source.path, USE_FOLDER):
         config = cls(**common, **special)
-    except (StrictDataclassError, ValueError, KeyError) as error:
-        raise FormatError(f"the metadata makes no {cls.__name__}: {error}", source.path, USE_FOLDER) from error
     config.architectures = [cls.__name__.replace("Config", "ForCausalLM")]
     config.name_or_path = source.path
     return config
@@ -124,8 +123,9 @@ def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
     """What every decoder has."""
     source = keys.source
     values: dict[str, Any] = {name: keys.integer(key) for name, key in sizes.items()}
-    values["num_hidden_layers"] -= keys.integer("nextn_predict_layers", 0, minimum=0)
-    _check_blocks(source, values["num_hidden_layers"])
+    extra = keys.integer("nextn_predict_layers", 0, minimum=0)
+    values["num_hidden_layers"] -= extra
+    _check_blocks(source, values["num_hidden_layers"], extra)
     values["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     vocabulary = len(keys.items("tokenizer.ggml.tokens", str, required=False)) or keys.integer("vocab_size")
     _check_vocabulary(source, vocabulary)
@@ -136,11 +136,14 @@ def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _check_blocks(source: GgufSource, stated: int) -> None:
-    """Refuse a block count that the tensors do not bear out, before a model of that many layers is built."""
+def _check_blocks(source: GgufSource, stated: int, extra: int) -> None:
+    """Refuse a block count that the tensors do not bear out, before a model of that many layers is built.
+
+    `extra` blocks predict further tokens and may be left out of a file.
+    """
     numbers = (re.match(r"blk\.(\d+)\.", name) for name in source.tensors)
     found = len({number[1] for number in numbers if number})
-    if not 1 <= stated <= found:
+    if not 1 <= stated <= found or extra > found:
         raise FormatError(
             f"the metadata says {stated} blocks, there are tensors for {found}", source.path, "convert the model again"
         )

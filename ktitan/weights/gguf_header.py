@@ -29,6 +29,11 @@ MAX_DIMENSIONS = 4
 # The largest header of a known model (a vocabulary of 262 thousand tokens with merges) is near 16 MiB.
 MAX_HEADER_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
+# Far above any model, and low enough that a file made to be large when it is read stays below a gigabyte.
+MAX_NAME_BYTES = 1024
+MAX_PAIRS = 1 << 16
+MAX_TENSORS = 1 << 20
+MAX_ARRAY_ENTRIES = 1 << 23  # of all arrays together
 # The least that one entry takes: key length, type, one byte; name length, dimension count, type, offset.
 MIN_PAIR_BYTES = 8 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
@@ -77,6 +82,7 @@ class _Cursor:
         self.path = path
         self.size = size
         self.at = 0
+        self.entries_left = MAX_ARRAY_ENTRIES
         self._handle = handle
         self._buffer = b""
         self._base = 0
@@ -105,9 +111,12 @@ class _Cursor:
         """One number, by its `struct` code."""
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), what))[0]
 
-    def text(self, what: str) -> str:
-        """A string: its length in 8 bytes, then UTF-8."""
-        raw = self.take(self.number("Q", what), what)
+    def text(self, what: str, most: int = MAX_HEADER_BYTES) -> str:
+        """A string of at most `most` bytes: its length in 8 bytes, then UTF-8."""
+        length = self.number("Q", what)
+        if most < length <= self.left:
+            raise self.fault(f"{what} is {length} bytes long, at most {most} are read")
+        raw = self.take(length, what)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -122,14 +131,21 @@ def _read(cursor: _Cursor, stamp: FileStamp) -> GgufHeader:
         raise cursor.fault(
             f"{tensor_count} tensors and {pair_count} metadata keys do not fit into {cursor.left} bytes of header"
         )
+    if tensor_count > MAX_TENSORS or pair_count > MAX_PAIRS:
+        raise cursor.fault(
+            f"{tensor_count} tensors and {pair_count} metadata keys; at most {MAX_TENSORS} and {MAX_PAIRS} are read"
+        )
     metadata = _read_metadata(cursor, pair_count)
     alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
-    entries = [_read_entry(cursor) for _ in range(tensor_count)]
+    entries: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    for _ in range(tensor_count):
+        name, entry = _read_entry(cursor)
+        if name in entries:
+            raise cursor.fault(f"tensor {name!r} is there twice")
+        entries[name] = entry
     data_start = -(-cursor.at // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
-    for name, shape, kind, offset in entries:
-        if name in tensors:
-            raise cursor.fault(f"tensor {name!r} is there twice")
+    for name, (shape, kind, offset) in entries.items():
         if offset % alignment:
             raise cursor.fault(f"tensor {name!r} starts at {offset}, not at a multiple of {alignment}")
         tensors[name] = _tensor(cursor, name, shape, kind, data_start + offset)
@@ -152,7 +168,7 @@ def _check_version(cursor: _Cursor) -> None:
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for index in range(count):
-        key = cursor.text(f"metadata key {index}")
+        key = cursor.text(f"metadata key {index}", MAX_NAME_BYTES)
         if not key:
             raise cursor.fault(f"metadata key {index} is empty")
         if key in metadata:
@@ -182,6 +198,9 @@ def _read_array(cursor: _Cursor, what: str) -> list[Any]:
     width = 8 if kind == _STRING else struct.calcsize(f"<{_SCALARS[kind]}")
     if count * width > cursor.left:
         raise cursor.fault(f"{what} is an array of {count}, which does not fit into the {cursor.left} bytes left")
+    cursor.entries_left -= count
+    if cursor.entries_left < 0:
+        raise cursor.fault(f"{what} is an array of {count}; all arrays together may have {MAX_ARRAY_ENTRIES} entries")
     if kind == _STRING:
         return [cursor.text(what) for _ in range(count)]
     return list(struct.unpack(f"<{count}{_SCALARS[kind]}", cursor.take(count * width, what)))
@@ -195,15 +214,15 @@ def _check_alignment(cursor: _Cursor, kind: int, value: Any) -> None:
         )
 
 
-def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """One row of the tensor table: name, shape in torch order, type number, offset in the data."""
-    name = cursor.text("a tensor's name")
+def _read_entry(cursor: _Cursor) -> tuple[str, tuple[tuple[int, ...], int, int]]:
+    """One row of the tensor table: name, then shape in torch order, type number, offset in the data."""
+    name = cursor.text("a tensor's name", MAX_NAME_BYTES)
     what = f"the entry of tensor {name!r}"
     dimensions = cursor.number("I", what)
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise cursor.fault(f"tensor {name!r} has {dimensions} dimensions, from 1 to {MAX_DIMENSIONS} are allowed")
     shape = tuple(cursor.number("Q", what) for _ in range(dimensions))
-    return name, shape[::-1], cursor.number("I", what), cursor.number("Q", what)
+    return name, (shape[::-1], cursor.number("I", what), cursor.number("Q", what))
 
 
 def _tensor(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:

@@ -19,6 +19,8 @@ DEFAULT_THETA = 10000.0
 LOG_MULTIPLIER_SCALE = 0.1
 LLAMA3_BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_CONTEXT = 8192
+# Rotary frequencies of a head; the tensor is read before anything else vouches for its size.
+MOST_FACTORS = 1 << 16
 
 _CHECKPOINT_REMEDY = "load the safetensors that the file was made from"
 
@@ -62,13 +64,15 @@ def rope_factors(source: GgufSource) -> list[float] | None:
     info = source.tensors.get(ROPE_FACTORS)
     if info is None:
         return None
-    factors = torch.empty(info.shape, dtype=torch.float32)
-    source.read_into(ROPE_FACTORS, factors)
-    values = factors.flatten()
+    where = f"{info.file}: tensor {ROPE_FACTORS!r}"
+    if len(info.shape) != 1 or info.shape[0] > MOST_FACTORS:
+        raise FormatError(f"is {list(info.shape)}, not one factor a frequency", where, "convert the file again")
+    values = torch.empty(info.shape, dtype=torch.float32)
+    source.read_into(ROPE_FACTORS, values)
     if not bool((torch.isfinite(values) & (values > 0)).all()):
         raise FormatError(
             "a factor is zero, negative or not finite",
-            f"{info.file}: tensor {ROPE_FACTORS!r}",
+            where,
             "download or convert the file again",
         )
     return None if bool((values == 1).all()) else [float(value) for value in values]

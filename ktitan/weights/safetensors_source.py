@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import struct
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +26,10 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
 PICKLED_REMEDY = "pickles can run code and are not read; save it as safetensors with transformers' save_pretrained"
+
+# A header takes about thirty times its size when it is read; models of 100 thousand tensors have some 10 MiB.
+MAX_HEADER_BYTES = 32 << 20
+MAX_INDEX_BYTES = 128 << 20
 
 Header = tuple[dict[str, TensorInfo], FileStamp]
 
@@ -76,10 +80,14 @@ def read_header(path: Path) -> Header:
     """
     stamp_of(path)  # the library would wait for ever at a pipe
     try:
-        with open_regular(path) as file, safe_open(path, "pt") as _:
+        with open_regular(path) as file:
             stamp = FileStamp.of(os.fstat(file.fileno()))
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length), object_pairs_hook=_unique)
+            length = int.from_bytes(file.read(8), "little")
+            if MAX_HEADER_BYTES < length <= stamp.size:
+                message = f"its header takes {length} bytes, at most {MAX_HEADER_BYTES} are read"
+                raise FormatError(message, str(path), "save the model anew, in several files")
+            with safe_open(path, "pt"):
+                header = json.loads(file.read(length), object_pairs_hook=_unique)
     except _KeyTwice as error:
         raise FormatError(f"{error} stands twice in the header", str(path), "copy or download it again") from error
     except SafetensorError as error:
@@ -95,8 +103,7 @@ class _KeyTwice(ValueError):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _KeyTwice(next(repr(name) for name in names if names.count(name) > 1))
+        raise _KeyTwice(repr(Counter(name for name, _ in pairs).most_common(1)[0][0]))
     return table
 
 
@@ -121,7 +128,7 @@ def _shards(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    promised = read_json(index).get("weight_map")
+    promised = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(promised, dict) or not all(isinstance(name, str) for name in promised.values()):
         raise FormatError("not a valid index: weight_map is not a table of file names", str(index), "download it again")
     faults = [fault for shard in sorted(set(promised.values())) for fault in _shard_faults(index, shard)]

@@ -29,3 +29,9 @@ def test_errors_can_be_pickled(error):
     twin = pickle.loads(pickle.dumps(error))
     assert type(twin) is type(error)
     assert (twin.code, str(twin), twin.faults) == (error.code, str(error), error.faults)
+
+
+def test_names_that_utf8_cannot_say_are_spelled_out():
+    """From an index.json, or a path that is no UTF-8: a terminal must not fail over the message."""
+    error = ktitan.FormatError("names '\ud800'", "/tmp/\udcff.gguf", "r")
+    assert str(error) == "[FormatError] /tmp/\\udcff.gguf: names '\\ud800'\n  remedy: r"

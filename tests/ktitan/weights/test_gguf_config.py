@@ -195,6 +195,9 @@ def test_unknown_architecture(tmp_path):
         (qwen3_moe(), {}, ("expert_count",), FormatError, "lacks 'qwen3moe.expert_count'"),
         (gemma3(), {}, ("rope.freq_base",), FormatError, "lacks 'gemma3.rope.freq_base'"),
         (gemma3(), {"block_count": 2**31}, (), FormatError, "2147483648 blocks, there are tensors for 7"),
+        (gemma3(), {"block_count": 2**31, "nextn_predict_layers": 2**31 - 7}, (), FormatError, "tensors for 7"),
+        (llama(), {"tokenizer.ggml.tokens": 64}, (), FormatError, "should be a list of str"),
+        (llama(), {"tokenizer.ggml.tokens": 6.5}, (), FormatError, "should be a list of str"),
         (gemma3(), {"attn_logit_softcapping": 50.0}, (), UnsupportedError, "does not cap"),
         (gemma3(), {"attention.sliding_window_pattern": [True, False]}, (), FormatError, "2 entries for 7 layers"),
         (deepseek_v3(), {"expert_gating_func": 4}, (), UnsupportedError, "expert_gating_func 4"),
@@ -299,7 +302,13 @@ def test_factors_of_one_are_no_scaling(tmp_path):
 
 @pytest.mark.parametrize(
     ("factors", "cause"),
-    [(torch.ones(7) * 2, "7 factors"), (torch.zeros(8), "zero"), (torch.full((8,), math.nan), "fin")],
+    [
+        (torch.ones(7) * 2, "7 factors"),
+        (torch.ones(1, 8), "not one factor"),
+        (torch.ones(1 << 17), "not one factor"),
+        (torch.zeros(8), "zero"),
+        (torch.full((8,), math.nan), "fin"),
+    ],
 )
 def test_senseless_factors_are_refused(tmp_path, factors, cause):
     _, path = with_factors(tmp_path, llama(), factors)

@@ -134,3 +134,35 @@ def test_shapes_are_in_torch_order(tmp_path):
     path = write(tmp_path, one_tensor(dims=(32, 3, 2), kind=Q4_0, data=b"\0" * 108))
     info = read_header(path).tensors["a"]
     assert (info.shape, info.format, info.nbytes) == ((2, 3, 32), "q4_0", 108)
+
+
+def huge(pairs=b"", counts=(0, 1), size=256 << 20):
+    """A sparse file: zeros to its end, which cost nothing to store."""
+    return b"GGUF" + struct.pack("<IQQ", 3, *counts) + pairs, size
+
+
+NUMBERS = text("k") + struct.pack("<IIQ", ARRAY, 0, 200 << 20)
+HUGE = {
+    "array of numbers": (huge(NUMBERS), "all arrays together"),
+    "array of strings": (huge(text("k") + struct.pack("<IIQ", ARRAY, STRING, 30 << 20)), "all arrays together"),
+    "many small arrays": (huge((text("k") + struct.pack("<IIQ", ARRAY, 0, 0)) * 70000, (0, 70000)), "at most"),
+    "zeros for tensors": (huge(counts=(1 << 20, 0)), "'' is there twice"),
+    "too many tensors": (huge(counts=(10 << 20, 0)), "at most"),
+    "long key": (huge(struct.pack("<Q", 100 << 20)), "is 104857600 bytes long"),
+    "long name": (huge(struct.pack("<Q", 100 << 20), (1, 0)), "is 104857600 bytes long"),
+}
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_a_file_that_would_unfold_to_gigabytes_is_refused_at_once(tmp_path, case):
+    (content, size), cause = HUGE[case]
+    path = write(tmp_path, content)
+    with open(path, "r+b") as file:
+        file.truncate(size)
+    tracemalloc.start()
+    with pytest.raises(FormatError) as caught:
+        read_header(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cause in caught.value.message and len(str(caught.value)) < 1000
+    assert peak < 64 << 20

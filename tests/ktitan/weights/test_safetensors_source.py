@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import pytest
 import torch
@@ -137,6 +138,39 @@ def test_a_tensor_in_two_shards(tmp_path):
     save_file({"b": torch.zeros(3)}, tmp_path / "m-3.safetensors")
     with pytest.raises(WeightError, match="m-2"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 5000, "m-1.safetensors\n"])
+def test_shard_names_that_no_file_can_have(tmp_path, name):
+    shards(tmp_path)
+    write_index(tmp_path, {"a": name})
+    with pytest.raises(WeightError, match="not a plain file name") as caught:
+        open_source(tmp_path)
+    assert len(str(caught.value).encode("utf-8")) < 1000
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"weight_map":' * 100_000])
+def test_an_index_nested_without_end(tmp_path, text):
+    (tmp_path / INDEX_NAME).write_text(text)
+    with pytest.raises(FormatError, match="not a valid index"):
+        open_source(tmp_path)
+
+
+def test_a_doubled_key_among_many_is_found_in_time(tmp_path):
+    """Comparing each with each took minutes for 100 thousand names."""
+    one = b'"%06d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    numbers = [*range(100_000), 99_999]
+    path = write_raw(tmp_path / "m.safetensors", b"{" + b",".join(one % number for number in numbers) + b"}")
+    start = time.process_time()
+    with pytest.raises(FormatError, match="099999"):
+        open_source(path)
+    assert time.process_time() - start < 10
+
+
+def test_a_header_of_a_hundred_megabytes(tmp_path):
+    path = write_raw(tmp_path / "m.safetensors", b"{}" + b" " * (90 << 20))
+    with pytest.raises(FormatError, match="at most"):
+        open_source(path)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "{"])

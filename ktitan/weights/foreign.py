@@ -45,9 +45,11 @@ def refused(kind: type[KtitanError], message: str, where: object, remedy: str) -
         yield
     except KtitanError:
         raise
-    except Exception as error:
-        # The tokenizers library raises Exception itself. Any other class is not a fault of the file.
-        if type(error) is not Exception and not isinstance(error, FOREIGN_FAULTS):
+    except BaseException as error:
+        # Libraries in Rust raise Exception itself, or for a panic a class that cannot be imported. Any other class is
+        # not a fault of the file.
+        known = type(error) is Exception or type(error).__name__ == "PanicException"
+        if not known and not isinstance(error, FOREIGN_FAULTS):
             raise
         if isinstance(error, OSError) and error.errno is not None:
             raise IoError.of(error, message, error.filename or where) from error
