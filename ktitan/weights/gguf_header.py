@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import gguf
 
@@ -18,7 +18,7 @@ from ktitan.errors import FormatError, IoError
 from ktitan.formats import find_format
 from ktitan.weights.source import TensorInfo
 
-__all__ = ["GgufHeader", "read_header"]
+__all__ = ["GgufHeader", "parse_header", "read_header"]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -63,16 +63,24 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
     """
     try:
         with open(path, "rb") as handle:
-            cursor = _Cursor(handle, str(path), os.fstat(handle.fileno()).st_size)
-            return _read(cursor)
+            return parse_header(handle, str(path), os.fstat(handle.fileno()).st_size)
     except OSError as error:
         raise IoError(f"cannot read: {error.strerror}", str(path), "check the drive and the permissions") from error
+
+
+def parse_header(handle: IO[bytes], name: str, size: int) -> GgufHeader:
+    """Read and check the header at the start of `handle`, a file of `size` bytes that is called `name`.
+
+    Raises:
+        FormatError: as `read_header`.
+    """
+    return _read(_Cursor(handle, name, size))
 
 
 class _Cursor:
     """Walks through a file; no more than what is left of it, or of a header's largest size, is ever read."""
 
-    def __init__(self, handle: BinaryIO, path: str, size: int) -> None:
+    def __init__(self, handle: IO[bytes], path: str, size: int) -> None:
         self.path = path
         self.size = size
         self.at = 0
