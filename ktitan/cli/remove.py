@@ -10,7 +10,7 @@ import typer
 from ktitan.cli.pull import HubModel, Revision
 from ktitan.errors import UnsupportedError
 
-__all__ = ["remove"]
+__all__ = ["is_terminal", "remove"]
 
 
 def remove(
@@ -30,10 +30,15 @@ def remove(
     removal = plan_removal(name)
     freed = format_bytes(removal.freed_bytes)
     typer.echo(f"{removal.what}: frees {freed}", err=True)
-    if not yes and not sys.stdin.isatty():
+    if not yes and not is_terminal():
         raise UnsupportedError("nothing was deleted: there is no terminal to ask on", str(name), "add --yes")
     if not yes and not typer.confirm("Delete?", err=True):
         typer.echo("nothing was deleted", err=True)
         return
     removal.execute()
     typer.echo(f"deleted {removal.what}: {freed}", err=True)
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()

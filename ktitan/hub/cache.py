@@ -69,7 +69,7 @@ def scan() -> HFCacheInfo | None:
         IoError: it cannot be read.
     """
     try:
-        return scan_cache_dir()
+        return scan_cache_dir(cache_folder())
     except CacheNotFound:
         return None
     except (OSError, ValueError) as error:

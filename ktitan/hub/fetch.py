@@ -7,28 +7,19 @@ never pickles, nor the same weights in another format. Of GGUF models comes one,
 from __future__ import annotations
 
 import fnmatch
-import glob
 import json
-import logging
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, snapshot_download
-
-from ktitan.errors import BudgetError, Fault, FormatError, UnsupportedError, WeightError
-from ktitan.hub.failures import hub_failures
+from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
+from ktitan.hub.download import bring
 from ktitan.hub.gguf_files import GgufModel, find_models, pick_model
 from ktitan.hub.listing import Listing, list_files
 from ktitan.hub.names import HubName
-from ktitan.hub.progress import bar_class
-from ktitan.tiers import format_bytes
 
 __all__ = ["CONFIG", "INDEX", "Fetched", "fetch", "weight_files"]
-
-logger = logging.getLogger(__name__)
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 _SMALL = ("*.json", "*.model", "*.jinja", "*.txt")
@@ -98,14 +89,14 @@ def _fetch_gguf(listing: Listing, model: GgufModel, weights: bool) -> Fetched:
     cached = all(map(listing.is_cached, files))
     if not weights and not cached:
         return Fetched(listing.name, listing.folder or Path(), listing.commit, files, model.files[0], False)
-    folder, downloaded = _bring(listing, files)
+    folder, downloaded = bring(listing, files)
     return Fetched(listing.name, folder, listing.commit, files, model.files[0], True, downloaded)
 
 
 def _fetch_folder(listing: Listing, weights: bool, packed: bool) -> Fetched:
     """Config and tokenizer first: they say which weights there are, and whether ktitan reads them at all."""
     small = [path for path in listing.files if _is_small(path) and (weights or path != INDEX)]
-    folder, downloaded = _bring(listing, small)
+    folder, downloaded = bring(listing, small)
     if not packed:
         _refuse_packed(folder, listing.name)
     if not weights:
@@ -119,7 +110,7 @@ def _fetch_folder(listing: Listing, weights: bool, packed: bool) -> Fetched:
         remedy = "tell its publisher" if listing.from_hub else _ASK_HUB
         faults = [Fault(f"{path} is not in {where}", str(listing.name), remedy) for path in missing]
         raise WeightError.from_faults(faults, f"{len(faults)} weight files of {listing.name} are missing")
-    folder, more = _bring(listing, wanted)
+    folder, more = bring(listing, wanted)
     files = {path: listing.files[path] for path in (*small, *wanted)}
     return Fetched(listing.name, folder, listing.commit, files, None, True, downloaded + more)
 
@@ -156,39 +147,6 @@ def _is_small(path: str) -> bool:
 
 def _is_top(path: str, patterns: Iterable[str]) -> bool:
     return "/" not in path and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def _bring(listing: Listing, paths: Iterable[str]) -> tuple[Path, int]:
-    """The snapshot's folder with `paths` in it, and how many bytes were downloaded for that."""
-    paths = list(paths)
-    missing = [path for path in paths if not listing.is_cached(path)]
-    if listing.folder is not None and not missing and listing.is_current:
-        return listing.folder, 0
-    size = sum(listing.files[path] for path in missing)
-    _check_room(listing.name, size)
-    if missing:
-        logger.info("%s: downloading %d files, %s", listing.name, len(missing), format_bytes(size))
-    with hub_failures(listing.name):
-        folder = snapshot_download(
-            listing.name.repo,
-            revision=listing.name.revision,
-            allow_patterns=[glob.escape(path) for path in paths],
-            tqdm_class=bar_class(str(listing.name), size) if missing else None,
-        )
-    return Path(folder), size
-
-
-def _check_room(name: HubName, size: int) -> None:
-    """huggingface_hub only warns, file by file, and then runs into the end of the drive."""
-    cache = Path(constants.HF_HUB_CACHE)
-    there = next(path for path in (cache, *cache.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if size > free:
-        raise BudgetError(
-            f"{format_bytes(size)} of {name} are to be downloaded, and {format_bytes(free)} are free on the drive",
-            str(cache),
-            "free some space (ktitan list, ktitan rm), or set HF_HOME to a folder on a larger drive",
-        )
 
 
 def _refuse_without_weights(listing: Listing) -> None:

@@ -22,6 +22,7 @@ def hub(monkeypatch, tmp_path):
         )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(fake.cache))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(fake.home / "token"))
+        monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(fake.home / "harnesses.json"), raising=False)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield fake

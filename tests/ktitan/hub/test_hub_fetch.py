@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from ktitan.errors import BudgetError, FormatError, IoError, UnsupportedError, WeightError
-from ktitan.hub import fetch as fetch_module
+from ktitan.hub import download as download_module
 from ktitan.hub.fetch import fetch
 from ktitan.hub.names import parse_name
 
@@ -86,7 +86,7 @@ def test_of_several_models_one_must_be_named(hub, gguf_files):
     with pytest.raises(UnsupportedError, match=r"2 GGUF models: Q8_0 \(.* KiB\), F32 \(.* KiB\)") as caught:
         get("org/gg")
     assert caught.value.remedy == "name one, e.g. org/gg:Q8_0"
-    with pytest.raises(WeightError, match="no GGUF model 'Q2_K'.*Q8_0"):
+    with pytest.raises(WeightError, match=r"no GGUF model 'Q2_K'.*Q8_0"):
         get("org/gg:Q2_K")
     assert not hub.cache.exists()
     hub.add("org/one", {path: data for path, data in gguf_files.items() if not path.startswith("F32/")})
@@ -139,7 +139,7 @@ def test_a_commit_that_is_no_hash_is_refused(hub, llama_files):
 
 def test_no_room_is_said_before_the_download(hub, llama_files, monkeypatch):
     hub.add("org/tiny", llama_files)
-    monkeypatch.setattr(fetch_module.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(GIB, GIB, 9000))
+    monkeypatch.setattr(download_module.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(GIB, GIB, 9000))
     with pytest.raises(BudgetError, match=r"KiB of org/tiny are to be downloaded, and 8.8 KiB are free") as caught:
         get("org/tiny")
     assert "HF_HOME" in caught.value.remedy and not [one for one in hub.asked() if "storage" in one]

@@ -25,13 +25,45 @@ def test_what_is_one(text, name):
 
 @pytest.mark.parametrize(
     "text",
-    ["name", "/org/name", "./org/name", "../name", "org/..", "org/.", "org/na..me", "org/name/", "org//name", "a/b/c"]
-    + ["org/name@", "org/name@..", "org/name@a/../b", "org/name@/etc", "org/name@a//b", "org/name:", "org/name:a/b"]
-    + ["org/../x.gguf", "org/name/../x.gguf", "org/name/./x.gguf", "org/name/x.gguf:Q4_K_M", "~/org", "org/name.git"]
-    + ["org/na--me", "org/name-", "org/nämé", "org\\name", "org/" + "n" * 96, "org/name\n", "", "C:/models"],
+    [
+        "name",
+        "/org/name",
+        "./org/name",
+        "../name",
+        "org/..",
+        "org/.",
+        "org/na..me",
+        "org/name/",
+        "org//name",
+        "a/b/c",
+        "org/name@",
+        "org/name@..",
+        "~/org",
+        "org/name@a/../b",
+        "org/name@/etc",
+        "org/name@a//b",
+        "org/name:",
+        "org/name:a/b",
+        "org/../x.gguf",
+        "org/name/../x.gguf",
+        "C:/models",
+        "org/name/./x.gguf",
+        "org/name/x.gguf:Q4_K_M",
+        "org/name.git",
+        "org/na--me",
+        "org/name-",
+        "org/nämé",
+        "org\\name",
+        "org/name\n",
+        "",
+    ],
 )
 def test_what_is_none(text):
     assert parse_name(text) is None
+
+
+def test_a_name_has_its_longest_length():
+    assert parse_name("org/" + "n" * 92) and not parse_name("org/" + "n" * 93)
 
 
 def test_a_revision_stands_in_one_place():
