@@ -125,11 +125,7 @@ def load(
 def _local(weights: Weights, model: nn.Module) -> Weights:
     """`weights` with hub ids found in, or brought to, the local cache; also the id that the config was loaded from."""
     if weights is None and all(parameter.is_meta for parameter in model.parameters()):
-        config = getattr(model, "config", None)
-        weights = getattr(config, "_name_or_path", "") or None
-        commit = getattr(config, "_commit_hash", None)
-        if weights is not None and commit and parse_name(f"{weights}@{commit}") and not Path(weights).exists():
-            weights = f"{weights}@{commit}"
+        weights = getattr(getattr(model, "config", None), "_name_or_path", "") or None
     if isinstance(weights, Sequence) and not isinstance(weights, str):
         return [_brought(one) for one in weights]
     return None if weights is None else _brought(weights)

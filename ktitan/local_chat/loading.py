@@ -19,12 +19,12 @@ def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
     Raises:
         KtitanError: as `ktitan.api.load`.
     """
-    from ktitan.api import format_bytes, load, locate
+    from ktitan.api import format_bytes, load, locate_model
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     rates = (TransferSpeedColumn(), TimeRemainingColumn())
     # A download has a bar of its own, and two at once would write over each other.
-    files = locate(options.model, options.load.get("gguf_path"))
+    files = locate_model(options.model, options.load.get("gguf_path"))
     started = time.perf_counter()
     with Progress(*columns, *rates, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"loading {options.model}", total=None)
