@@ -68,7 +68,7 @@ def read_config(files: ModelFiles, sources: list[WeightSource]) -> PreTrainedCon
             raise WeightError("no config.json beside the weights", files.name, "give the folder that holds both")
         return config_from_gguf(source)
     try:
-        config = AutoConfig.from_pretrained(files.home)
+        config = AutoConfig.from_pretrained(files.home, local_files_only=True)
     except _CONFIG_FAULTS as error:
         raise UnsupportedError(
             f"its config cannot be used: {type(error).__name__}: {error}",
@@ -160,7 +160,7 @@ def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTraine
     if files.home is None and source is not None:
         return tokenizer_from_gguf(source)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(files.home)
+        tokenizer: Any = AutoTokenizer.from_pretrained(files.home, local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
         raise WeightError(
             f"no tokenizer: {error}", str(files.home), "copy tokenizer.json beside config.json"
@@ -174,6 +174,6 @@ def generation_config_of(model: Any, home: Path | None, sources: list[WeightSour
     if current is None or not getattr(current, "_from_model_config", False):
         return None
     if home is not None and (home / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(home)
+        return GenerationConfig.from_pretrained(home, local_files_only=True)
     source = next((one for one in sources if isinstance(one, GgufSource)), None)
     return generation_config_from_gguf(source, model.config) if home is None and source is not None else None
