@@ -106,7 +106,11 @@ def _from_hub(text: str, extra: tuple[Path, ...], weights: bool) -> ModelFiles:
         )
     found = _fetch(name, weights and not extra, bool(extra))
     if found.gguf is not None and not found.has_weights:
-        return ModelFiles(extra, None, text, overrides=extra, remote=found)
+        size = format_bytes(sum(found.files.values()))
+        note = (
+            f"the weights ({size}) are on the hub, and only their headers were read; ktitan pull {text} downloads them"
+        )
+        return ModelFiles(extra, None, text, (note,), overrides=extra, remote=found)
     if found.gguf is not None:
         return ModelFiles((*extra, found.folder / found.gguf), None, text, overrides=extra)
     own = (found.folder,) if found.has_weights else ()

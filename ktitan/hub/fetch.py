@@ -183,7 +183,7 @@ def _refuse_packed(folder: Path, name: HubName) -> None:
     if packed is not None:
         method = packed.get("quant_method", "?") if isinstance(packed, dict) else "?"
         raise UnsupportedError(
-            f"packed checkpoints (quant_method {method!r}) are not read in this version; nothing was downloaded",
+            f"packed checkpoints (quant_method {method!r}) are not read in this version; no weights were downloaded",
             str(name),
             "use an unpacked checkpoint or a GGUF of the model",
         )

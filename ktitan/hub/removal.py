@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,8 @@ def _unknown(name: HubName, cache: HFCacheInfo | None) -> WeightError:
     """Broken entries, which huggingface_hub cannot read either, are named as what they are."""
     broken = [str(one) for one in cache.warnings] if cache is not None else []
     folder = f"models--{name.repo.replace('/', '--')}"
-    reason = next((text for text in broken if f"{folder}/" in text or f"{folder} " in f"{text} "), None)
+    named = re.compile(rf"{re.escape(folder)}(?!\.?[\w-])")
+    reason = next((text for text in broken if named.search(text)), None)
     if reason is not None:
         return WeightError(
             f"its part of the cache is broken: {reason}", str(name), f"delete {cache_folder() / folder} by hand"

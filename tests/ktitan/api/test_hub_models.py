@@ -84,7 +84,7 @@ def test_a_plan_of_a_hub_id_reads_no_weights(shop):
 def test_a_plan_of_a_gguf_on_the_hub_reads_its_headers(shop, stock):
     plan = ktitan.plan_model("org/gg", device="cpu")
     assert not plan.faults and {path for path, start in shop.ranges} == set(stock[2])
-    assert not list(shop.cache.glob("**/*.gguf"))
+    assert not list(shop.cache.glob("**/*.gguf")) and "ktitan pull org/gg downloads them" in plan.notes[0]
     files = locate("org/gg")
     assert files.remote is None and len(list(files.weights[0].parent.iterdir())) == len(stock[2])
     cached = ktitan.plan_model("org/gg", device="cpu")

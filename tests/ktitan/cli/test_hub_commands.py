@@ -162,7 +162,12 @@ def test_rm_of_what_is_not_there_names_the_nearest(shop):
     assert "did you mean 'main'?" in call("rm", "org/tiny@mian", "--yes", code=2).stderr
     assert "not the name" in call("rm", "../..", "--yes", code=2).stderr
     (shop.cache / "models--org--broken").mkdir()
-    assert "broken" in call("rm", "org/broken", "--yes", code=2).stderr
+    (shop.cache / "models--org--halt" / "refs").mkdir(parents=True)
+    (shop.cache / "models--org--halt" / "refs" / "main").write_text("0" * 40)
+    (shop.cache / "models--org--halt" / "snapshots").mkdir()
+    for name in ("org/broken", "org/halt"):
+        assert "part of the cache is broken" in call("rm", name, "--yes", code=2).stderr
+    assert "no such model" in call("rm", "org/broke", "--yes", code=2).stderr
     assert list(rows()) == ["org/tiny"]
 
 

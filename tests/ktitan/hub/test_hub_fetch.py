@@ -104,7 +104,7 @@ def test_of_several_models_one_must_be_named(hub, gguf_files):
         (
             {"config.json": b'{"quantization_config": {"quant_method": "fp8"}}', "model.safetensors": bytes(30_000)},
             UnsupportedError,
-            "'fp8'.*nothing was downloaded",
+            "'fp8'.*no weights were downloaded",
             "GGUF",
         ),
         ({"config.json": b"{}", "../../evil.json": b"x", "model.safetensors": b""}, FormatError, "evil", "trust"),
