@@ -26,7 +26,9 @@ ALLOWED = {
     "inject": {"plan", "weights", "operator", "context", "tiers", "errors"},
     "engine": {"context", "native", "tiers", "errors"},
     "planner": {"plan", "rules", "hardware", "tiers", "errors"},
+    "hub": {"registry", "tiers", "errors"},
     "api": {
+        "hub",
         "planner",
         "inject",
         "plan",
@@ -45,7 +47,7 @@ ALLOWED = {
     },
     "local_chat": {"api", "planner", "errors", "env", "tiers"},
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
-    "cli": {"api", "planner", "local_chat", "bench", "errors", "env", "tiers"},
+    "cli": {"api", "hub", "planner", "local_chat", "bench", "errors", "env", "tiers"},
     "injection_rules": set(),
     "__init__": {"api", "env", "errors", "operator", "registry"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ktitan.api.loading import load, optimize_and_load
+from ktitan.api.locate import locate as locate_model
 from ktitan.api.planning import plan_model
 from ktitan.api.threads import set_threads
 from ktitan.engine.conversation import Conversation
@@ -16,6 +17,7 @@ __all__ = [
     "format_bytes",
     "generate_tokens",
     "load",
+    "locate_model",
     "optimize_and_load",
     "plan_model",
     "set_threads",

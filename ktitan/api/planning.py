@@ -13,15 +13,18 @@ from torch import nn
 
 import ktitan.operators  # noqa: F401  fills the registry
 from ktitan.api.build import build_model, choose_dtype, is_packed, notes_of, read_config
-from ktitan.api.locate import ModelFiles, locate
+from ktitan.api.locate import ModelFiles, ModelName, locate
 from ktitan.errors import PlanError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
+from ktitan.hub.fetch import Fetched
 from ktitan.plan import Plan, make_plan
 from ktitan.plan.devices import whole_name
 from ktitan.planner import auto_rules, packaged_rules
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
 from ktitan.weights.files import names_in
+from ktitan.weights.gguf_header import parse_header
+from ktitan.weights.gguf_source import GgufSource, gguf_of_headers
 from ktitan.weights.opening import open_source
 from ktitan.weights.source import WeightSource
 
@@ -42,7 +45,7 @@ class Prepared:
 
 
 def prepare(
-    model: str | Path,
+    model: ModelName,
     gguf_path: str | Path | Sequence[str | Path] | None = None,
     *,
     device: str | None = None,
@@ -72,6 +75,8 @@ def prepare(
 
 
 def _open(files: ModelFiles, need_weights: bool) -> list[WeightSource]:
+    if files.remote is not None:
+        return [*map(open_source, files.weights), _read_remote(files.remote)]
     try:
         return [open_source(path) for path in files.weights]
     except WeightError:
@@ -86,8 +91,19 @@ def _names_weights(home: Path) -> bool:
     return bool(names_in(home, ".safetensors", ".safetensors.index.json"))
 
 
+def _read_remote(model: Fetched) -> GgufSource:
+    """A GGUF model that is still on the hub, by its headers: a few MiB are read, nothing is stored."""
+    from ktitan.hub.remote import open_remote
+
+    headers = []
+    for path in model.files:
+        with open_remote(model, path) as (handle, address, size):
+            headers.append(parse_header(handle, address, size))
+    return gguf_of_headers(headers[0].file, headers)
+
+
 def plan_model(
-    model: str | Path,
+    model: ModelName,
     rules: RulesArgument = "auto",
     *,
     gguf_path: str | Path | Sequence[str | Path] | None = None,

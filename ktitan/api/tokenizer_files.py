@@ -8,9 +8,9 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ktitan.api.config_file import own_code_message
-from ktitan.weights.foreign import first_line, refused
 from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
 from ktitan.weights.files import is_file
+from ktitan.weights.foreign import first_line, refused
 from ktitan.weights.json_files import read_json
 
 __all__ = ["check_vocabulary", "load_tokenizer"]
@@ -39,7 +39,7 @@ def load_tokenizer(home: Path) -> PreTrainedTokenizerBase:
         raise FormatError(f"chat_template is {kind}, not text", str(home / SETTINGS), "download the file again")
     try:
         with refused(FormatError, "the tokenizer cannot be used", home, "download the tokenizer's files again"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(home, trust_remote_code=False, local_files_only=True)
             tokenizer.decode(tokenizer("a")["input_ids"])  # what its config says is looked at when it is used
     except FormatError as error:
         raise _diagnosed(home, settings, error) from error

@@ -8,7 +8,10 @@ import typer
 
 import ktitan
 from ktitan.bench.command import register as register_bench
+from ktitan.cli.list import list_cached
 from ktitan.cli.plan import plan
+from ktitan.cli.pull import pull
+from ktitan.cli.remove import remove
 from ktitan.cli.rules import rules
 from ktitan.local_chat.command import chat
 from ktitan.local_chat.terminal import APP_OPTIONS, CONTEXT_SETTINGS, GuardedGroup
@@ -18,6 +21,9 @@ __all__ = ["app", "main"]
 app = typer.Typer(cls=GuardedGroup, no_args_is_help=True, context_settings=CONTEXT_SETTINGS, **APP_OPTIONS)
 app.command("chat")(chat)
 app.command("plan")(plan)
+app.command("pull")(pull)
+app.command("list")(list_cached)
+app.command("rm")(remove)
 app.add_typer(rules, name="rules")
 register_bench(app)
 

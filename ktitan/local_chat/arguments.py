@@ -8,7 +8,7 @@ import typer
 
 __all__ = ["Budget", "Context", "Device", "GgufPath", "Model", "Plugin", "Ram", "Rules", "Vram", "budget_text"]
 
-MODEL_HELP = "Directory, .gguf file, hub id (org/name), or demo."
+MODEL_HELP = "Directory, .gguf file, hub id (org/name, org/name@revision, org/name:Q4_K_M), or demo."
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Rules = Annotated[

@@ -19,10 +19,12 @@ def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
     Raises:
         KtitanError: as `ktitan.api.load`.
     """
-    from ktitan.api import format_bytes, load
+    from ktitan.api import format_bytes, load, locate_model
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     rates = (TransferSpeedColumn(), TimeRemainingColumn())
+    # A download has a bar of its own, and two at once would write over each other.
+    files = locate_model(options.model, options.load.get("gguf_path"))
     started = time.perf_counter()
     with Progress(*columns, *rates, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"loading {options.model}", total=None)
@@ -33,7 +35,7 @@ def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
             total_bytes = all_bytes
             progress.update(task, completed=done_bytes, total=all_bytes)
 
-        loaded: tuple[Any, Any] = load(options.model, progress=show, **options.load)
+        loaded: tuple[Any, Any] = load(files, progress=show, **options.load)
     seconds = time.perf_counter() - started
     console.print(f"loaded {options.model}: {format_bytes(total_bytes)} in {seconds:.1f} s")
     console.print(loaded[0].ktitan.plan.summary())

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import gguf
 
@@ -19,7 +19,7 @@ from ktitan.formats import find_format
 from ktitan.weights.files import FileStamp, open_regular
 from ktitan.weights.source import TensorInfo
 
-__all__ = ["GgufHeader", "read_header"]
+__all__ = ["GgufHeader", "parse_header", "read_header"]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -53,13 +53,13 @@ class GgufHeader:
         file: its path.
         metadata: Python values by key; arrays are lists.
         tensors: by name, with shapes in torch order and offsets from the start of the file.
-        stamp: the file as it was.
+        stamp: the file as it was; None for one that is not here.
     """
 
     file: str
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    stamp: FileStamp
+    stamp: FileStamp | None
 
 
 def read_header(path: str | os.PathLike[str]) -> GgufHeader:
@@ -72,13 +72,22 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
     """
     with open_regular(path) as handle:
         stamp = FileStamp.of(os.fstat(handle.fileno()))
-        return _read(_Cursor(handle, str(path), stamp.size), stamp)
+        return parse_header(handle, str(path), stamp.size, stamp)
+
+
+def parse_header(handle: IO[bytes], name: str, size: int, stamp: FileStamp | None = None) -> GgufHeader:
+    """Read and check the header at the start of `handle`, a file of `size` bytes that is called `name`.
+
+    Raises:
+        FormatError: as `read_header`.
+    """
+    return _read(_Cursor(handle, name, size), stamp)
 
 
 class _Cursor:
     """Walks through a file; no more than what is left of it, or of a header's largest size, is ever read."""
 
-    def __init__(self, handle: BinaryIO, path: str, size: int) -> None:
+    def __init__(self, handle: IO[bytes], path: str, size: int) -> None:
         self.path = path
         self.size = size
         self.at = 0
@@ -123,7 +132,7 @@ class _Cursor:
             raise self.fault(f"{what} is not valid UTF-8") from error
 
 
-def _read(cursor: _Cursor, stamp: FileStamp) -> GgufHeader:
+def _read(cursor: _Cursor, stamp: FileStamp | None) -> GgufHeader:
     _check_version(cursor)
     tensor_count = cursor.number("Q", "the tensor count")
     pair_count = cursor.number("Q", "the metadata count")

@@ -17,7 +17,7 @@ from ktitan.weights.files import FileStamp, is_file, is_folder, names_in, read_e
 from ktitan.weights.gguf_header import GgufHeader, read_header
 from ktitan.weights.source import FileSource, TensorInfo
 
-__all__ = ["GgufSource", "open_gguf"]
+__all__ = ["GgufSource", "gguf_of_headers", "open_gguf"]
 
 ARCHITECTURE_KEY = "general.architecture"
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -71,8 +71,20 @@ def open_gguf(path: str | Path) -> GgufSource:
     file = _only_model(given) if is_folder(given) else given
     header = read_header(file)
     count = _split_number(header, "split.count", 1)
-    headers = [header] if count <= 1 else _read_shards(file, header, count)
-    return GgufSource(str(path), headers[0].metadata, _merged(headers), {one.file: one.stamp for one in headers})
+    return gguf_of_headers(str(path), [header] if count <= 1 else _read_shards(file, header, count))
+
+
+def gguf_of_headers(path: str, headers: Sequence[GgufHeader]) -> GgufSource:
+    """The source at `path` by the headers of its files, in order of the shards.
+
+    Raises:
+        FormatError: shards do not belong together.
+        WeightError: tensors are missing.
+    """
+    if len(headers) > 1 or _split_number(headers[0], "split.count", 1) > 1:
+        _check_shards(headers)
+    stamps = {one.file: one.stamp for one in headers if one.stamp is not None}
+    return GgufSource(path, headers[0].metadata, _merged(headers), stamps)
 
 
 def _only_model(folder: Path) -> Path:
@@ -105,16 +117,18 @@ def _read_shards(file: Path, known: GgufHeader, count: int) -> list[GgufHeader]:
     if absent:
         faults = [Fault("shard is missing", str(path), "download it into the same folder") for path in absent]
         raise WeightError.from_faults(faults, f"{len(absent)} of {count} shards are missing")
-    headers = read_each(paths, lambda path: known if path == file else read_header(path))
+    return read_each(paths, lambda path: known if path == file else read_header(path))
+
+
+def _check_shards(headers: Sequence[GgufHeader]) -> None:
     for index, header in enumerate(headers):
-        _check_shard(header, index, count)
+        _check_shard(header, index, len(headers))
     total = _split_number(headers[0], "split.tensors.count", 0)
     found = sum(len(header.tensors) for header in headers)
     if total and total != found:
         raise WeightError(
-            f"the shards hold {found} tensors, the first one says {total}", str(paths[0]), "download the shards again"
+            f"the shards hold {found} tensors, the first one says {total}", headers[0].file, "download the shards again"
         )
-    return headers
 
 
 def _check_shard(header: GgufHeader, index: int, count: int) -> None:

@@ -77,26 +77,6 @@ def test_nothing_there():
             locate(name)
 
 
-def test_hub_ids_that_cannot_be_had_name_the_reason():
-    with pytest.raises(ktitan.WeightError, match="the hub does not give it"):
-        locate("some-org/some-model")
-
-
-def test_a_plan_downloads_no_weights(monkeypatch, folder):
-    asked = {}
-
-    def snapshot(name, **kwargs):
-        asked[name] = kwargs
-        return str(folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    locate("org/planned", download_weights=False)
-    locate("org/loaded")
-    assert "*.safetensors" not in asked["org/planned"]["allow_patterns"]
-    assert "*.safetensors" in asked["org/loaded"]["allow_patterns"]
-    assert "original/*" in asked["org/loaded"]["ignore_patterns"]
-
-
 @pytest.mark.skipif(not locate_module._DEMO_FALLBACK.is_file(), reason="installed without the source tree")
 def test_demo_falls_back_and_says_so(monkeypatch):
     monkeypatch.setattr(locate_module.importlib.util, "find_spec", lambda name: None)

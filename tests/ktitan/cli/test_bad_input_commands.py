@@ -55,7 +55,7 @@ MODELS = {
         "not a valid safetensors file",
         "copy or",
     ),
-    "broken config": (edit(config(hidden_size=0)), "FormatError", "config.json", "hidden_size is '0'", "download"),
+    "broken config": (edit(config(hidden_size=0)), "FormatError", "config.json", "hidden_size is 0", "download"),
     "unknown model": (
         edit(config(model_type="##")),
         "UnsupportedError",

@@ -19,12 +19,17 @@ LIGHT = [
     ["plan", "-h"],
     ["rules", "check", "--help"],
     ["bench", "--help"],
+    ["pull", "--help"],
+    ["list", "--help"],
+    ["rm", "--help"],
     [],
     ["rules"],
     ["--nonsense"],
     ["nonsense"],
     ["plan"],
     ["plan", "--nonsense"],
+    ["pull"],
+    ["rm"],
     ["chat", "m", "--top_p", "7"],
     ["chat", "-p", "no model"],
 ]
@@ -43,7 +48,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 6 + [2] * 8
+    codes = [0] * 9 + [2] * 10
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 
@@ -51,7 +56,7 @@ def test_version_and_help():
     runner = CliRunner()
     assert runner.invoke(app, ["--version"]).stdout == f"ktitan {ktitan.__version__}\n"
     commands = runner.invoke(app, ["--help"]).stdout
-    assert all(name in commands for name in ("chat", "plan", "rules", "bench"))
+    assert all(name in commands for name in ("chat", "plan", "pull", "list", "rm", "rules", "bench"))
 
 
 @pytest.mark.parametrize("name", ["--max-new-tokens", "--max_new_tokens"])

@@ -57,6 +57,7 @@ def pieces(question, messages):
 
 
 api = ModuleType("ktitan.api")
+api.locate_model = lambda model, gguf_path=None: model
 api.load, api.stream, api.Conversation, api.GenerationStats = load, stream, Conversation, Stats
 api.format_bytes = lambda size: f"{size} B"
 sys.modules["ktitan.api"] = api

@@ -37,6 +37,7 @@ def calls(monkeypatch):
         seen.update(messages=messages, stream=options)
         return (piece for piece in ("an", "swer"))
 
+    monkeypatch.setattr(ktitan.api, "locate_model", lambda model, gguf_path: model)
     monkeypatch.setattr(ktitan.api, "load", load)
     monkeypatch.setattr(ktitan.api, "stream", stream)
     return seen
