@@ -10,7 +10,7 @@
 #define KT_API extern "C" __attribute__((visibility("default")))
 
 // Changes with any change of this file; a library with another number is refused.
-#define KT_ABI 1
+#define KT_ABI 2
 
 // Instruction sets, each above the one before.
 enum kt_isa_level { KT_GENERIC = 0, KT_AVX2 = 1, KT_AVX512 = 2 };
@@ -53,6 +53,8 @@ KT_API int32_t kt_abi_version(void);
 
 // The level in use; the cap, which only ever falls; and a choice below detected level and cap, which answers what is used.
 KT_API int32_t kt_isa(void);
+// The highest level that this library has a unit for.
+KT_API int32_t kt_built_isa(void);
 KT_API int32_t kt_cap_isa(int32_t level);
 KT_API int32_t kt_set_isa(int32_t level);
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 # Must equal KT_ABI in csrc/cpu/ktitan_cpu.h; both change with any change of the C interface.
-ABI = 1
+ABI = 2
 # Instruction sets by the library's numbers, each above the one before.
 ISAS = ("generic", "avx2", "avx512")
 
