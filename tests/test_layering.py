@@ -12,6 +12,7 @@ ALLOWED = {
     "env": set(),
     "cgroups": set(),
     "cpuinfo": {"cgroups"},
+    "nvidia": {"cgroups"},
     "registry": {"errors"},
     "context": {"errors"},
     "hardware": {"cgroups", "cpuinfo", "errors", "env"},
@@ -45,7 +46,7 @@ ALLOWED = {
     },
     "local_chat": {"api", "planner", "errors", "env", "tiers"},
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
-    "cli": {"api", "planner", "local_chat", "bench", "errors", "env", "tiers"},
+    "cli": {"api", "planner", "local_chat", "bench", "hardware", "nvidia", "errors", "env", "tiers"},
     "injection_rules": set(),
     "__init__": {"api", "env", "errors", "operator", "registry"},
 }

@@ -19,6 +19,8 @@ LIGHT = [
     ["plan", "-h"],
     ["rules", "check", "--help"],
     ["bench", "--help"],
+    ["--hardware"],
+    ["--hardware", "--json"],
     [],
     ["rules"],
     ["--nonsense"],
@@ -27,6 +29,13 @@ LIGHT = [
     ["plan", "--nonsense"],
     ["chat", "m", "--top_p", "7"],
     ["chat", "-p", "no model"],
+    ["-p", "no model"],
+    ["-m", "demo", "--top_k", "-1"],
+    ["-m", "demo", "-q", "q4_k"],
+    ["-m", "demo", "plan", "x"],
+    ["--json"],
+    ["--hardware", "-p", "hi"],
+    ["demo"],
 ]
 PROBE = """
 import sys
@@ -43,7 +52,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 6 + [2] * 8
+    codes = [0] * 8 + [2] * (len(LIGHT) - 8)
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 
