@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,7 +94,8 @@ def sysfs_cores(root: Path) -> int:
     return len({read_text(file).strip() for file in files} - {""})
 
 
-class Cache(NamedTuple):
+@dataclass(frozen=True)
+class Cache:
     """One level of the processor's caches: `kind` is data, instruction or unified; there are `count` of this size."""
 
     level: int

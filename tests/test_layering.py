@@ -46,7 +46,8 @@ ALLOWED = {
     },
     "local_chat": {"api", "planner", "errors", "env", "tiers"},
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
-    "cli": {"api", "planner", "local_chat", "bench", "hardware", "nvidia", "errors", "env", "tiers"},
+    "doctor": {"cgroups", "hardware", "nvidia", "native", "errors", "env"},
+    "cli": {"api", "planner", "local_chat", "bench", "doctor", "hardware", "nvidia", "errors", "env", "tiers"},
     "injection_rules": set(),
     "__init__": {"api", "env", "errors", "operator", "registry"},
 }

@@ -40,7 +40,7 @@ def hardware_facts() -> dict[str, Any]:
             "logical_cpus": cpu.logical_cpus,
             "usable_cpus": cpu.usable_cpus,
             "numa_nodes": numa_nodes() or None,
-            "caches": [cache._asdict() for cache in processor_caches()],
+            "caches": [dataclasses.asdict(cache) for cache in processor_caches()],
         },
         "memory": {
             "total_bytes": memory.total_bytes or None,

@@ -8,6 +8,7 @@ from ktitan.bench.command import register as register_bench
 from ktitan.cli.plan import plan
 from ktitan.cli.root import root
 from ktitan.cli.rules import rules
+from ktitan.doctor.command import doctor
 from ktitan.local_chat.command import chat
 from ktitan.local_chat.terminal import APP_OPTIONS, CONTEXT_SETTINGS, GuardedGroup
 
@@ -17,6 +18,7 @@ app = typer.Typer(cls=GuardedGroup, no_args_is_help=True, context_settings=CONTE
 app.callback(invoke_without_command=True)(root)
 app.command("chat")(chat)
 app.command("plan")(plan)
+app.command("doctor")(doctor)
 app.add_typer(rules, name="rules")
 register_bench(app)
 
