@@ -19,6 +19,7 @@ LIGHT = [
     ["plan", "-h"],
     ["rules", "check", "--help"],
     ["bench", "--help"],
+    ["doctor", "--help"],
     ["--hardware"],
     ["--hardware", "--json"],
     [],
@@ -44,7 +45,7 @@ for words in {arguments!r}:
     try:
         app(words, prog_name="ktitan")
     except SystemExit as end:
-        heavy = sorted({{"torch", "transformers", "numpy", "numba"}} & set(sys.modules))
+        heavy = sorted({{"torch", "transformers", "numpy", "numba", "huggingface_hub"}} & set(sys.modules))
         sys.stderr.write(f"END {{words}} {{end.code}} {{heavy}}\\n")
 """
 
@@ -52,7 +53,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 8 + [2] * (len(LIGHT) - 8)
+    codes = [0] * 9 + [2] * (len(LIGHT) - 9)
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 

@@ -23,7 +23,10 @@ from ktitan.doctor import gpu
 from ktitan.local_chat import terminal
 gpu.probe_torch = lambda: {"fault": "in /opt/zebulon/x.py of 10.9.8.7"}
 terminal._start_logging = lambda: None
-app(sys.argv[1:], prog_name="ktitan")
+try:
+    app(sys.argv[1:], prog_name="ktitan")
+finally:
+    assert not {"torch", "transformers", "numba", "numpy"} & set(sys.modules)
 """
 
 
