@@ -33,7 +33,7 @@ def storage(path: Path | None) -> list[Finding]:
     cache = _hub_cache()
     findings = [_io_uring()]
     if cache is not None:
-        findings.append(Finding("hub cache", f"{cache}{'' if cache.exists() else ' (not there yet)'}"))
+        findings.append(Finding("hub cache", f"{cache}{'' if os.path.exists(cache) else ' (not there yet)'}"))
     place = _existing(path or cache or Path.cwd())
     return [*findings, *_at(place)]
 
@@ -57,7 +57,8 @@ def _hub_cache() -> Path | None:
 def _existing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    # os.path's answer is no where a folder above may not be entered; Path's is an error.
+    return next(place for place in (path, *path.parents) if os.path.exists(place))
 
 
 def _at(place: Path) -> list[Finding]:
