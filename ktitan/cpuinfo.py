@@ -6,12 +6,23 @@ Functions that read files take the root of the tree that holds `proc` and `sys`.
 from __future__ import annotations
 
 import platform
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from ktitan.cgroups import read_text
 
-__all__ = ["CpuFacts", "cpufeature_facts", "last_level_cache_bytes", "parse_cpuinfo", "sysfs_cores"]
+__all__ = [
+    "Cache",
+    "CpuFacts",
+    "caches",
+    "cpufeature_facts",
+    "last_level_cache_bytes",
+    "numa_nodes",
+    "parse_cpuinfo",
+    "sysfs_cores",
+]
 
 
 class CpuFacts(NamedTuple):
@@ -83,13 +94,38 @@ def sysfs_cores(root: Path) -> int:
     return len({read_text(file).strip() for file in files} - {""})
 
 
-def last_level_cache_bytes(root: Path = Path("/")) -> int:
-    """Bytes of the largest-numbered cache level over all sockets and core complexes; 0 when sysfs does not say."""
-    sizes: dict[int, dict[str, int]] = {}
+@dataclass(frozen=True)
+class Cache:
+    """One level of the processor's caches: `kind` is data, instruction or unified; there are `count` of this size."""
+
+    level: int
+    kind: str
+    size_bytes: int
+    count: int
+
+
+def caches(root: Path = Path("/")) -> list[Cache]:
+    """The caches of all sockets and core complexes, lowest level first; empty when sysfs does not say."""
+    found: set[tuple[int, str, int, str]] = set()
     for entry in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size = read_text(entry / "level").strip(), read_text(entry / "size").strip()
         if level.isdecimal() and size[:-1].isdecimal() and size[-1] in "KMG":
-            unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[size[-1]]
+            size_bytes = int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[size[-1]]
+            kind = read_text(entry / "type").strip().lower() or "unified"
+            # Processors that share a cache name the same sharers.
             sharers = read_text(entry / "shared_cpu_list").strip() or entry.parts[-3]
-            sizes.setdefault(int(level), {})[sharers] = int(size[:-1]) * unit
-    return sum(sizes[max(sizes)].values()) if sizes else 0
+            found.add((int(level), kind, size_bytes, sharers))
+    counts = Counter(cache[:3] for cache in found)
+    return [Cache(*cache, counts[cache]) for cache in sorted(counts)]
+
+
+def last_level_cache_bytes(root: Path = Path("/")) -> int:
+    """Bytes of the largest-numbered cache level over all sockets and core complexes; 0 when sysfs does not say."""
+    found = caches(root)
+    last = max((cache.level for cache in found), default=0)
+    return sum(cache.size_bytes * cache.count for cache in found if cache.level == last)
+
+
+def numa_nodes(root: Path = Path("/")) -> int:
+    """NUMA nodes with processors or memory; 0 when sysfs does not say."""
+    return len(list((root / "sys/devices/system/node").glob("node[0-9]*")))

@@ -6,7 +6,17 @@ import os
 import sys
 from dataclasses import dataclass
 
-__all__ = ["CPU_ISA", "THREADS", "Variable", "given_variables", "log_level", "openmp_rests", "rest_openmp"]
+__all__ = [
+    "CPU_ISA",
+    "THREADS",
+    "Variable",
+    "given_variables",
+    "log_level",
+    "openmp_rests",
+    "rest_openmp",
+    "secret_values",
+    "settings",
+]
 
 
 @dataclass(frozen=True)
@@ -64,3 +74,22 @@ def openmp_rests() -> bool:
 def log_level() -> str:
     """Level name for the `ktitan` logger, upper case."""
     return LOG.read().upper()
+
+
+def settings() -> dict[str, str]:
+    """The variables of this file that are set, with their values."""
+    known = [value for value in globals().values() if isinstance(value, Variable)]
+    return {each.name: each.read() for each in known if os.environ.get(each.name) and each.name not in _set_here}
+
+
+_SECRET_WORDS = {"TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS"}
+
+
+def secret_values() -> set[str]:
+    """Values of variables that are secret by their names (`HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), to keep them out.
+
+    Values of less than six characters ("1", "true") are switches and no secrets.
+    """
+    return {
+        value for name, value in os.environ.items() if len(value) >= 6 and _SECRET_WORDS & set(name.upper().split("_"))
+    }

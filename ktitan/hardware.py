@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ktitan.cgroups import cpu_quota, memory_limits, read_text
-from ktitan.cpuinfo import cpufeature_facts, last_level_cache_bytes, parse_cpuinfo, sysfs_cores
+from ktitan.cpuinfo import Cache, cpufeature_facts, last_level_cache_bytes, numa_nodes, parse_cpuinfo, sysfs_cores
+from ktitan.cpuinfo import caches as processor_caches
 
 __all__ = [
     "UNKNOWN",
+    "Cache",
     "Cpu",
     "Gpu",
     "Hardware",
@@ -27,6 +29,8 @@ __all__ = [
     "detect_gpus",
     "detect_memory",
     "last_level_cache_bytes",
+    "numa_nodes",
+    "processor_caches",
 ]
 
 logger = logging.getLogger("ktitan.hardware")

@@ -12,6 +12,7 @@ ALLOWED = {
     "env": set(),
     "cgroups": set(),
     "cpuinfo": {"cgroups"},
+    "nvidia": {"cgroups"},
     "registry": {"errors"},
     "context": {"errors"},
     "hardware": {"cgroups", "cpuinfo", "errors", "env"},
@@ -47,7 +48,8 @@ ALLOWED = {
     },
     "local_chat": {"api", "planner", "errors", "env", "tiers"},
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
-    "cli": {"api", "hub", "planner", "local_chat", "bench", "errors", "env", "tiers"},
+    "doctor": {"cgroups", "hardware", "nvidia", "native", "errors", "env"},
+    "cli": {"api", "hub", "planner", "local_chat", "bench", "doctor", "hardware", "nvidia", "errors", "env", "tiers"},
     "injection_rules": set(),
     "__init__": {"api", "env", "errors", "operator", "registry"},
 }

@@ -3,6 +3,11 @@
 
 #include <cpuid.h>
 
+// The highest level with a unit in this build; setup.py sets it.
+#ifndef KT_HIGHEST_ISA
+#define KT_HIGHEST_ISA 2
+#endif
+
 namespace {
 
 // XCR0: SSE and AVX state; then also the mask registers and both halves of the 512-bit registers.
@@ -34,7 +39,7 @@ Features read_features() {
 
 bool all(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
 
-int32_t detected_level() {
+int32_t processor_level() {
     const Features found = read_features();
     const bool avx2 = all(found.saved, YMM_STATE) && all(found.ecx1, bit_AVX | bit_FMA | bit_F16C) &&
                       all(found.ebx7, bit_AVX2 | bit_BMI2);
@@ -43,6 +48,11 @@ int32_t detected_level() {
                         all(found.ebx7, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) &&
                         all(found.ecx7, bit_AVX512VNNI);
     return avx512 ? KT_AVX512 : KT_AVX2;
+}
+
+int32_t detected_level() {
+    const int32_t level = processor_level();
+    return level < KT_HIGHEST_ISA ? level : KT_HIGHEST_ISA;
 }
 
 // Both are read by any thread; `limit` is the detected level under the cap, -1 before it is known.
@@ -60,6 +70,8 @@ int32_t known_limit() {
 }
 
 }  // namespace
+
+int32_t kt_built_isa(void) { return KT_HIGHEST_ISA; }
 
 int32_t kt_isa(void) {
     const int32_t level = __atomic_load_n(&active, __ATOMIC_ACQUIRE);
@@ -81,7 +93,15 @@ int32_t kt_cap_isa(int32_t level) {
 }
 
 const kt_unit *kt_unit_of(int32_t level) {
-    static const kt_unit *const units[] = {&kt_unit_generic, &kt_unit_avx2, &kt_unit_avx512};
+    static const kt_unit *const units[] = {
+        &kt_unit_generic,
+#if KT_HIGHEST_ISA >= 1
+        &kt_unit_avx2,
+#endif
+#if KT_HIGHEST_ISA >= 2
+        &kt_unit_avx512,
+#endif
+    };
     return level < KT_GENERIC || level > known_limit() ? nullptr : units[level];
 }
 

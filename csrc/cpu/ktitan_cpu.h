@@ -54,6 +54,8 @@ KT_API int32_t kt_abi_version(void);
 
 // The level in use; the cap, which only ever falls; and a choice below detected level and cap, which answers what is used.
 KT_API int32_t kt_isa(void);
+// The highest level that this library has a unit for.
+KT_API int32_t kt_built_isa(void);
 KT_API int32_t kt_cap_isa(int32_t level);
 KT_API int32_t kt_set_isa(int32_t level);
 

@@ -17,6 +17,7 @@
 #include <xmmintrin.h>
 
 #include "ktitan_cpu.h"
+#include "old_glibc.h"
 
 namespace {
 

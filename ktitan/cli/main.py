@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-import ktitan
 from ktitan.bench.command import register as register_bench
 from ktitan.cli.list import list_cached
 from ktitan.cli.plan import plan
 from ktitan.cli.pull import pull
 from ktitan.cli.remove import remove
+from ktitan.cli.root import root
 from ktitan.cli.rules import rules
+from ktitan.doctor.command import doctor
 from ktitan.local_chat.command import chat
 from ktitan.local_chat.terminal import APP_OPTIONS, CONTEXT_SETTINGS, GuardedGroup
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(cls=GuardedGroup, no_args_is_help=True, context_settings=CONTEXT_SETTINGS, **APP_OPTIONS)
+app.callback(invoke_without_command=True)(root)
 app.command("chat")(chat)
 app.command("plan")(plan)
 app.command("pull")(pull)
 app.command("list")(list_cached)
 app.command("rm")(remove)
+app.command("doctor")(doctor)
 app.add_typer(rules, name="rules")
 register_bench(app)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"ktitan {ktitan.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
-    ] = False,
-) -> None:
-    """Rules turn a stock transformers model into a streaming engine for models larger than VRAM and RAM."""
 
 
 def main() -> None:

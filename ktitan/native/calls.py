@@ -6,7 +6,7 @@ import torch
 
 from ktitan.errors import UnsupportedError
 from ktitan.formats import find_format
-from ktitan.native.backend import backend
+from ktitan.native.backends import backend
 from ktitan.native.bank import ExpertBank
 from ktitan.native.matrix import PackedMatrix
 from ktitan.native.torch_ops import handle_of
@@ -31,7 +31,7 @@ def linear(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, act
         x: float32, bfloat16 or float16 on the CPU.
         matrix: the weight.
         bias: added in float32 before the one rounding to x's dtype.
-        activations: "int8" or "float32"; see `ktitan.native.backend.Backend`.
+        activations: "int8" or "float32"; see `ktitan.native.backends.Backend`.
 
     Raises:
         UnsupportedError: x is of another kind, or wants a gradient.

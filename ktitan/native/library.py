@@ -18,6 +18,7 @@ __all__ = [
     "ABI",
     "ISAS",
     "State",
+    "built_isa",
     "checked_count",
     "isa",
     "loaded",
@@ -98,6 +99,11 @@ def open_library(path: Path) -> State:
         return State(None, f"stale: its interface is version {version}, this ktitan needs {ABI}; {_REBUILD}")
     _declare(handle)
     return State(handle, None)
+
+
+def built_isa() -> str:
+    """The highest instruction set that the library has kernels for."""
+    return ISAS[loaded().kt_built_isa()]
 
 
 def isa() -> str:

@@ -7,7 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from ktitan.cpuinfo import CpuFacts, cpufeature_facts, last_level_cache_bytes, parse_cpuinfo, sysfs_cores
+from ktitan.cpuinfo import (
+    Cache,
+    CpuFacts,
+    caches,
+    cpufeature_facts,
+    last_level_cache_bytes,
+    numa_nodes,
+    parse_cpuinfo,
+    sysfs_cores,
+)
 
 
 def x86_block(processor, socket, core, flags="fpu sse2 avx2 avx512f"):
@@ -64,7 +73,19 @@ def test_last_level_cache_adds_up_core_complexes(tmp_path):
         cache(cpu, 2, 2, "1M", cpu)
         cache(cpu, 3, 3, "32768K", "0-1" if cpu < 2 else "2-3")
     assert last_level_cache_bytes(tmp_path) == 64 << 20
+    assert caches(tmp_path) == [
+        Cache(1, "unified", 32 << 10, 4),
+        Cache(2, "unified", 1 << 20, 4),
+        Cache(3, "unified", 32 << 20, 2),
+    ]
     assert last_level_cache_bytes(tmp_path / "nowhere") == 0
+
+
+def test_numa_nodes(tmp_path):
+    assert numa_nodes(tmp_path) == 0
+    for name in ("node0", "node1", "possible"):
+        (tmp_path / "sys/devices/system/node" / name).mkdir(parents=True)
+    assert numa_nodes(tmp_path) == 2
 
 
 def use_package(monkeypatch, **features):

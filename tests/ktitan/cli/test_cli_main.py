@@ -22,6 +22,9 @@ LIGHT = [
     ["pull", "--help"],
     ["list", "--help"],
     ["rm", "--help"],
+    ["doctor", "--help"],
+    ["--hardware"],
+    ["--hardware", "--json"],
     [],
     ["rules"],
     ["--nonsense"],
@@ -32,6 +35,13 @@ LIGHT = [
     ["rm"],
     ["chat", "m", "--top_p", "7"],
     ["chat", "-p", "no model"],
+    ["-p", "no model"],
+    ["-m", "demo", "--top_k", "-1"],
+    ["-m", "demo", "-q", "q4_k"],
+    ["-m", "demo", "plan", "x"],
+    ["--json"],
+    ["--hardware", "-p", "hi"],
+    ["demo"],
 ]
 PROBE = """
 import sys
@@ -40,7 +50,7 @@ for words in {arguments!r}:
     try:
         app(words, prog_name="ktitan")
     except SystemExit as end:
-        heavy = sorted({{"torch", "transformers", "numpy", "numba"}} & set(sys.modules))
+        heavy = sorted({{"torch", "transformers", "numpy", "numba", "huggingface_hub"}} & set(sys.modules))
         sys.stderr.write(f"END {{words}} {{end.code}} {{heavy}}\\n")
 """
 
@@ -48,7 +58,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 9 + [2] * 10
+    codes = [0] * 12 + [2] * (len(LIGHT) - 12)
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 

@@ -62,3 +62,11 @@ def test_the_library_needs_no_cpp_runtime(native):
     used = {name for kind, name in symbols(library.LIBRARY, "-D", "--undefined-only") if kind == "U"}
     assert not {name for name in used if name.startswith("_Z") or "cxa_throw" in name or "gxx" in name}
     assert {name for name in used if name in ("pthread_create", "memcpy")}
+
+
+@needs("objdump")
+def test_the_library_runs_on_old_systems(native):
+    """glibc 2.17 is manylinux2014; torch's own wheels ask for 2.28."""
+    listed = subprocess.run(["objdump", "-T", str(library.LIBRARY)], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([\d.]+)", listed)}
+    assert max(versions) <= (2, 17)

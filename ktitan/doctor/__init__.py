@@ -1,0 +1,1 @@
+"""`ktitan doctor`: what of this machine and installation ktitan can use, and what is in its way."""
