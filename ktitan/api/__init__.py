@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ktitan.api.importing import import_rules
 from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.planning import plan_model
 from ktitan.api.threads import set_threads
@@ -15,6 +16,7 @@ __all__ = [
     "GenerationStats",
     "format_bytes",
     "generate_tokens",
+    "import_rules",
     "load",
     "optimize_and_load",
     "plan_model",
