@@ -27,9 +27,9 @@ from __future__ import annotations
 
 from ktitan.rules.compose import parse_object, parse_rules, parse_text
 from ktitan.rules.includes import packaged_folder
+from ktitan.rules.ktransformers import to_yaml
 from ktitan.rules.match import LayerSet, Match, layer_of
 from ktitan.rules.nodes import Location
-from ktitan.rules.ktransformers import to_yaml
 from ktitan.rules.ruleset import KEEP, PLACEMENT_KEYS, TIERS, Note, Replace, Rule, RuleSet
 
 __all__ = [

@@ -10,8 +10,8 @@ __all__ = ["remark_kwargs"]
 
 # Those that other modules of this package read.
 _READ = frozenset(
-    "generate_device prefill_device generate_op prefill_op transfer_map absorb_for_prefill "
-    "per_layer_prefill_intput_threshold".split()
+    {"generate_device", "prefill_device", "generate_op", "prefill_op"}
+    | {"transfer_map", "absorb_for_prefill", "per_layer_prefill_intput_threshold"}
 )
 _LEFT_OUT = {
     "out_device": "out_device is left out: outputs go back to the device of the module around",
@@ -35,9 +35,7 @@ def remark_kwargs(entry: Entry, remarks: Remarks) -> None:
         if name == "backend":
             backend = value.value.text if isinstance(value.value, ScalarNode) else ""
             if backend != "llamafile":
-                message = (
-                    f"backend {backend!r} has no counterpart: experts.cpu multiplies the weights as they are stored"
-                )
+                message = f"backend {backend!r} has no counterpart: experts.cpu multiplies weights as they are stored"
                 remarks.add(message, value.key_location)
         elif name not in _READ:
             unknown = f"kwarg {name!r} is left out: no operator of KTransformers is known to read it"

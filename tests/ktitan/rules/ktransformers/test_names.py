@@ -8,18 +8,31 @@ import pytest
 from ktitan.rules import Match
 from ktitan.rules.ktransformers.names import whole_path
 
-HEADS = [r"^model\.layers\.", r"model\.layers\.", r"^model.layers.", "", "^", r"\Amodel\.", r"^(?:model|lm_head)"]
-NUMBERS = ["(0|[1-9])", "([0-7])", "(?:8|9|1[0-5])", "[3456][0-9]", "([12][0-9]|[3-9])", "5", r"\d+", "[0-9]", "(1)", ".*",
-           "(0|[1-9]|[1-5][0-9]|60)", "([3-9]|[1-9][0-9]+)", "[0|1]"]  # fmt: skip
-MIDDLES = [r"\.", r"\.mlp\.", r"\.(?!self_attn\.kv_b_proj).*", r"\..*\.", "", ".", r"\.(?!.*gate)", r"\.(mlp|self_attn)\.",
-           r"\.[^.]*\.", r"\.(?P<part>\w+)\.", r"(?<=5)\."]  # fmt: skip
-TAILS = ["experts$", "experts", "", "$", r".*$", r".*", r"\Z", "(gate|up)_proj$", "experts|lm_head", "(?:up_proj)|norm$", ".*?",
-         r"\w+\.\w$", r"é.*", "[)|(]?$", "(a)|(^model.norm)|(lm_head)", r"\$", r".+", r"(?=proj)", r"(\w)\1"]  # fmt: skip
-WHOLE = ["", "^$", "$", "^", ".*", "lm_head", "^lm_head$", "(lm_head)", "((a)|(b))", "()", "a|", "|^b$", "(?i)LM_HEAD", r"\.\*$",
-         r"a\\$", "[]|]x", "[^]|]", "(?#note (in|side)x", "(?x) model # a ) comment", "(?s:.)x", r"(a)(?(1)b|c)", "^^a$$", "x$|^y",
-         "(^model\\.layers\\.([3456][0-9])\\.)|(model.norm)|(lm_head)", "^model\\.layers\\.", "(?!model)", r"^(model\.norm)$"]  # fmt: skip
-WORDS = ["model", "layers", "mlp", "experts", "self_attn", "kv_b_proj", "gate_proj", "up_proj", "gate", "norm", "lm_head",
-         "embed_tokens", "a", "b", "é", "größe", "ニ", "٣", "x y", "[", "$", "LM_Head"]  # fmt: skip
+HEADS = [
+    r"^model\.layers\.", r"model\.layers\.", "^model.layers.", "", "^", r"\Amodel\.", "^(?:model|lm_head)",
+]  # fmt: skip
+NUMBERS = [
+    "(0|[1-9])", "([0-7])", "(?:8|9|1[0-5])", "[3456][0-9]", "([12][0-9]|[3-9])", "5", r"\d+", "[0-9]", "(1)", ".*",
+    "(0|[1-9]|[1-5][0-9]|60)", "([3-9]|[1-9][0-9]+)", "[0|1]",
+]  # fmt: skip
+MIDDLES = [
+    r"\.", r"\.mlp\.", r"\.(?!self_attn\.kv_b_proj).*", r"\..*\.", "", ".", r"\.(?!.*gate)", r"\.(mlp|self_attn)\.",
+    r"\.[^.]*\.", r"\.(?P<part>\w+)\.", r"(?<=5)\.",
+]  # fmt: skip
+TAILS = [
+    "experts$", "experts", "", "$", ".*$", ".*", r"\Z", "(gate|up)_proj$", "experts|lm_head", "(?:up_proj)|norm$",
+    ".*?", r"\w+\.\w$", "é.*", "[)|(]?$", "(a)|(^model.norm)|(lm_head)", r"\$", ".+", "(?=proj)", r"(\w)\1",
+]  # fmt: skip
+WHOLE = [
+    "", "^$", "$", "^", ".*", "lm_head", "^lm_head$", "(lm_head)", "((a)|(b))", "()", "a|", "|^b$", "(?i)LM_HEAD",
+    r"\.\*$", r"a\\$", "[]|]x", "[^]|]", "(?#note (in|side)x", "(?x) model # a ) comment", "(?s:.)x", "(a)(?(1)b|c)",
+    "^^a$$", "x$|^y", r"(^model\.layers\.([3456][0-9])\.)|(model.norm)|(lm_head)", r"^model\.layers\.", "(?!model)",
+    r"^(model\.norm)$",
+]  # fmt: skip
+WORDS = [
+    "model", "layers", "mlp", "experts", "self_attn", "kv_b_proj", "gate_proj", "up_proj", "gate", "norm", "lm_head",
+    "embed_tokens", "a", "b", "é", "größe", "ニ", "٣", "x y", "[", "$", "LM_Head",
+]  # fmt: skip
 
 
 def patterns(rng):

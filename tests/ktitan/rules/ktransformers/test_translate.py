@@ -137,8 +137,8 @@ def test_classes(cls, stock):
 
 
 def test_names_and_classes_of_older_models():
-    rule, notes = one(f"{{class: {EXPERTS}, kwargs: {{prefill_op: null}}}}",
-                      r"name: '^model\.layers\.([0-7])\.block_sparse_moe\.experts$', class: torch.nn.ModuleList")  # fmt: skip
+    match = r"name: '^model\.layers\.([0-7])\.block_sparse_moe\.experts$', class: torch.nn.ModuleList"
+    rule, notes = one(f"{{class: {EXPERTS}, kwargs: {{prefill_op: null}}}}", match)
     assert (rule.match.name.pattern, str(rule.match.layers)) == (r"model\.layers\.[0-9]+\.mlp\.experts", "0-7")
     assert rule.match.cls is None
     assert ["block_sparse_moe is called mlp" in note or "ModuleList is left out" in note for note in notes] == [
