@@ -105,8 +105,8 @@ class _Composer:
         self._files.append(source.name)
         self._seen.add(source.identity)
         if isinstance(node, ListNode):
-            rules, notes = convert(node, self.log, self._keep_prefill)
-            self._rules.append(rules)
+            translated, notes = convert(node, self.log, self._keep_prefill)
+            self._rules.append(translated)
             self._notes += notes
             return
         fields = self._top_level(node)
