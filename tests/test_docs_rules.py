@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, Glm4MoeConfig
 from typer.testing import CliRunner
 
-import ktitan.operators
 from ktitan.api import plan_model
 from ktitan.cli.main import app
 from ktitan.errors import KtitanError

@@ -13,7 +13,8 @@ HEADS = [
 ]  # fmt: skip
 NUMBERS = [
     "(0|[1-9])", "([0-7])", "(?:8|9|1[0-5])", "[3456][0-9]", "([12][0-9]|[3-9])", "5", r"\d+", "[0-9]", "(1)", ".*",
-    "(0|[1-9]|[1-5][0-9]|60)", "([3-9]|[1-9][0-9]+)", "[0|1]",
+    "(0|[1-9]|[1-5][0-9]|60)", "([3-9]|[1-9][0-9]+)", "[0|1]", "([0|1])",
+    "(5|[1-9][0-9][0-9][0-9][0-9])",
 ]  # fmt: skip
 MIDDLES = [
     r"\.", r"\.mlp\.", r"\.(?!self_attn\.kv_b_proj).*", r"\..*\.", "", ".", r"\.(?!.*gate)", r"\.(mlp|self_attn)\.",
@@ -24,12 +25,14 @@ TAILS = [
     ".*?", r"\w+\.\w$", "é.*", "[)|(]?$", "(a)|(^model.norm)|(lm_head)", r"\$", ".+", "(?=proj)", r"(\w)\1",
 ]  # fmt: skip
 WHOLE = [
+    r"(a\)|b)$|lm", r"\[|x", r"a\|b", r"(lm_head\(|\(a)", r"^(\[)|b$", r"(?:x\])|[\]]",
     "", "^$", "$", "^", ".*", "lm_head", "^lm_head$", "(lm_head)", "((a)|(b))", "()", "a|", "|^b$", "(?i)LM_HEAD",
     r"\.\*$", r"a\\$", "[]|]x", "[^]|]", "(?#note (in|side)x", "(?x) model # a ) comment", "(?s:.)x", "(a)(?(1)b|c)",
     "^^a$$", "x$|^y", r"(^model\.layers\.([3456][0-9])\.)|(model.norm)|(lm_head)", r"^model\.layers\.", "(?!model)",
     r"^(model\.norm)$",
 ]  # fmt: skip
 WORDS = [
+    "|", "(", "a)", "a|b", "x]",
     "model", "layers", "mlp", "experts", "self_attn", "kv_b_proj", "gate_proj", "up_proj", "gate", "norm", "lm_head",
     "embed_tokens", "a", "b", "é", "größe", "ニ", "٣", "x y", "[", "$", "LM_Head",
 ]  # fmt: skip
