@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ktitan.api.importing import import_rules
 from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.locate import locate as locate_model
 from ktitan.api.planning import plan_model
@@ -16,6 +17,7 @@ __all__ = [
     "GenerationStats",
     "format_bytes",
     "generate_tokens",
+    "import_rules",
     "load",
     "locate_model",
     "optimize_and_load",

@@ -149,7 +149,7 @@ def _carry_out(
     generation: GenerationConfig | None,
 ) -> None:
     plan.check()
-    logger.info("%s", plan.summary())
+    logger.info("%s", plan.summary(rule_notes=False))
     handle = apply_plan(model, plan, keep_original=keep_original, progress=progress)
     if generation is not None:
         handle.set_generation_config(generation)

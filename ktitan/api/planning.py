@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from ktitan.weights.opening import open_source
 from ktitan.weights.source import WeightSource
 
 __all__ = ["Prepared", "RulesArgument", "plan_injection", "plan_model", "prepare"]
+
+logger = logging.getLogger(__name__)
 
 RulesArgument = str | Path | RuleSet | Sequence[Any] | Mapping[str, Any]
 
@@ -150,6 +153,8 @@ def plan_injection(
         parsed, seeds = auto_rules(model, limits, hardware, place, context)
     else:
         parsed = _parsed(rules)
+    for note in parsed.notes:
+        logger.warning("%s", note)
     return make_plan(
         model,
         parsed,

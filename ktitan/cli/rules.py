@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ktitan.cli.plan import write_atomically
+from ktitan.errors import PlanError
 from ktitan.local_chat.arguments import Budget, Context, Device, GgufPath, Model, Plugin, Ram, Vram, budget_text
 from ktitan.local_chat.plugin import import_plugin
 
@@ -45,3 +48,32 @@ def check(
     plan.check()
     if not json:
         typer.echo(f"{file}: no faults; {len(plan.decisions)} modules are replaced")
+
+
+@rules.command("import")
+def import_file(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Rule file of KTransformers.")],
+    target: Annotated[
+        Path | None, typer.Argument(metavar="DST", dir_okay=False, help="File to write; stdout if left out.")
+    ] = None,
+    prefill: Annotated[
+        bool, typer.Option("--prefill", help="Keep prefill_op even where KTransformers would not use it.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace DST when it is there.")] = False,
+) -> None:
+    """Write a KTransformers rule file as a rule file of ktitan.
+
+    What means something else here is a comment at its rule, and a line on stderr.
+    """
+    from ktitan.api import import_rules
+
+    if target is not None and target.exists() and not force:
+        raise PlanError("the file is there already", str(target), "choose another name, or add --force")
+    text, notes = import_rules(source, keep_prefill=prefill)
+    for note in notes:
+        typer.echo(note, err=True)
+    if target is None:
+        typer.echo(text, nl=False)
+        return
+    write_atomically(target, text)
+    typer.echo(f"wrote {target}", err=True)

@@ -38,5 +38,5 @@ def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
         loaded: tuple[Any, Any] = load(files, progress=show, **options.load)
     seconds = time.perf_counter() - started
     console.print(f"loaded {options.model}: {format_bytes(total_bytes)} in {seconds:.1f} s")
-    console.print(loaded[0].ktitan.plan.summary())
+    console.print(loaded[0].ktitan.plan.summary(rule_notes=False))
     return loaded

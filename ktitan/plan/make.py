@@ -17,7 +17,14 @@ from ktitan.plan.budget import add_budget
 from ktitan.plan.choose import Chooser, prefill_replace
 from ktitan.plan.devices import device_tier, whole_name
 from ktitan.plan.hops import find_hops
-from ktitan.plan.mismatch import absent_devices, idle_rules, shared_modules, source_names, unknown_sources
+from ktitan.plan.mismatch import (
+    absent_devices,
+    idle_options,
+    idle_rules,
+    shared_modules,
+    source_names,
+    unknown_sources,
+)
 from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
 from ktitan.plan.visit import Visit, placed, visit_modules
 from ktitan.rules import Location, RuleSet, packaged_folder
@@ -93,6 +100,8 @@ def make_plan(
     if keep_original and not any(source.kind == "live" for source in sources):
         plan.parts["ram"] = {"originals": sum(_stock_bytes(d.choice.context.module, d) for d in plan.decisions)}
     add_budget(plan, model, inputs.dtype, hardware, devices, context_tokens)
+    plan.rule_notes = tuple(map(str, rules.notes))
+    plan.notes += [*plan.rule_notes, *([] if lenient else idle_options(rules, tallies))]
     if weights is None:
         plan.notes.append("no weights were opened: sizes are those of the config's dtype")
     return plan

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from ktitan.errors import Fault
 from ktitan.hardware import Hardware
 from ktitan.plan.visit import Tally, Visit, placed
-from ktitan.rules import Rule, RuleSet
+from ktitan.rules import Note, Rule, RuleSet
 from ktitan.weights.source import WeightSource
 
-__all__ = ["absent_devices", "idle_rules", "shared_modules", "source_names", "unknown_sources"]
+__all__ = ["absent_devices", "idle_options", "idle_rules", "shared_modules", "source_names", "unknown_sources"]
 
 
 def source_names(sources: Sequence[WeightSource]) -> set[str]:
@@ -21,19 +21,37 @@ def source_names(sources: Sequence[WeightSource]) -> set[str]:
 
 
 def idle_rules(rules: RuleSet, tallies: Sequence[Tally], visits: Sequence[Visit]) -> list[Fault]:
-    """Rules that decided nothing: they hit no module, or another rule of their file had taken all that they hit."""
+    """Rules that decided nothing: they hit no module, or another rule of their file had taken all that they hit.
+
+    Optional rules may do so, and are remarked on (`idle_options`).
+    """
     faults = []
     for rule, tally in zip(rules.rules, tallies, strict=True):
-        if tally.decided or (rule.optional and not tally.taken):
+        if tally.decided or rule.optional:
             continue
         where = str(rule.location)
         if tally.taken and not _overridden(rule, tally):
-            path, by = tally.taken[0]
-            message = f"fully shadowed: all {len(tally.taken)} modules it matches are taken by {by} (first: {path})"
-            faults.append(Fault(message, where, "move it before that rule, or remove it"))
+            faults.append(Fault(_shadowed(tally), where, "move it before that rule, or remove it"))
         elif not tally.taken:
             faults.append(Fault("matches no module", where, f"{_near_miss(rule, visits)}or set optional: true"))
     return faults
+
+
+def idle_options(rules: RuleSet, tallies: Sequence[Tally]) -> list[str]:
+    """Remarks on optional rules that decided nothing: one on all without a match, one on each that is shadowed."""
+    idle = [
+        (rule, tally)
+        for rule, tally in zip(rules.rules, tallies, strict=True)
+        if rule.optional and not tally.decided and not (tally.taken and _overridden(rule, tally))
+    ]
+    unmatched = tuple(rule.location for rule, tally in idle if not tally.taken)
+    notes = [str(Note("optional, and no module matches", unmatched))] if unmatched else []
+    return [*notes, *(f"{rule.location}: {_shadowed(tally)}" for rule, tally in idle if tally.taken)]
+
+
+def _shadowed(tally: Tally) -> str:
+    path, by = tally.taken[0]
+    return f"fully shadowed: all {len(tally.taken)} modules it matches are taken by {by} (first: {path})"
 
 
 def _overridden(rule: Rule, tally: Tally) -> bool:

@@ -92,6 +92,7 @@ class Plan:
         limits: bytes allowed by tier.
         origin: where the rules come from.
         notes: remarks about the whole.
+        rule_notes: those of them that come with the rules: what a KTransformers file means here in another way.
         problems: everything that is wrong, by class of error.
     """
 
@@ -106,6 +107,7 @@ class Plan:
     context_tokens: int = 0
     origin: str = ""
     notes: list[str] = field(default_factory=list)
+    rule_notes: tuple[str, ...] = ()
     problems: dict[type[KtitanError], list[Fault]] = field(default_factory=dict)
 
     @property
@@ -139,8 +141,12 @@ class Plan:
                 faults = self.faults
                 raise kind.from_faults(faults, f"{len(faults)} faults; nothing was loaded")
 
-    def summary(self) -> str:
-        """A few lines: what replaces what, and bytes by tier against their limits."""
+    def summary(self, rule_notes: bool = True) -> str:
+        """A few lines: what replaces what, bytes by tier against their limits, and the notes.
+
+        Args:
+            rule_notes: also those that come with the rules, which were logged when the plan was made.
+        """
         counts: dict[str, int] = {}
         for row in self.rows:
             counts[row.operator] = counts.get(row.operator, 0) + 1
@@ -153,7 +159,8 @@ class Plan:
             detail = ", ".join(f"{use} {format_bytes(size)}" for use, size in uses.items())
             limit = f" of {format_bytes(self.limits[tier])}" if tier in self.limits else ""
             lines.append(f"{tier}: {format_bytes(sum(uses.values()))}{limit} ({detail})")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        said = () if rule_notes else self.rule_notes
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in said)])
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""

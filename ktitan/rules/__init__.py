@@ -19,16 +19,18 @@ The grammar, version 1::
         optional: false
         recursive: true
 
-Nothing named in a rule is imported here: classes are compared by name, operators are looked up by the plan.
+Nothing named in a rule is imported here: classes are compared by name, operators are looked up by the plan. A rule file
+of KTransformers (a list at the top) is translated; see ktitan.rules.ktransformers.
 """
 
 from __future__ import annotations
 
 from ktitan.rules.compose import parse_object, parse_rules, parse_text
 from ktitan.rules.includes import packaged_folder
+from ktitan.rules.ktransformers import to_yaml
 from ktitan.rules.match import LayerSet, Match, layer_of
 from ktitan.rules.nodes import Location
-from ktitan.rules.ruleset import KEEP, PLACEMENT_KEYS, TIERS, Replace, Rule, RuleSet
+from ktitan.rules.ruleset import KEEP, PLACEMENT_KEYS, TIERS, Note, Replace, Rule, RuleSet
 
 __all__ = [
     "KEEP",
@@ -37,6 +39,7 @@ __all__ = [
     "LayerSet",
     "Location",
     "Match",
+    "Note",
     "Replace",
     "Rule",
     "RuleSet",
@@ -45,4 +48,5 @@ __all__ = [
     "parse_object",
     "parse_rules",
     "parse_text",
+    "to_yaml",
 ]

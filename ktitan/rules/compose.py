@@ -2,7 +2,7 @@
 
 Order: a file's own rules come first, then those of its includes in the order in which they are listed, each with its
 own includes after it. Since the first match wins, a file overrides what it includes. A file that is reached twice
-counts once, at its first place.
+counts once, at its first place. A file with a list at the top is one of KTransformers, which is translated.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ktitan.rules.faultlog import FaultLog
 from ktitan.rules.fields import Fields
 from ktitan.rules.grammar import parse_rule
 from ktitan.rules.includes import IncludeFolders, read_file
+from ktitan.rules.ktransformers import convert
 from ktitan.rules.nodes import BrokenNode, Entry, ListNode, Location, MapNode, Node, ScalarNode, describe
 from ktitan.rules.objects import read_object
-from ktitan.rules.ruleset import Rule, RuleSet
+from ktitan.rules.ruleset import Note, Rule, RuleSet
 from ktitan.rules.variables import Scope
 from ktitan.rules.yaml_lines import read_yaml
 
@@ -30,17 +31,18 @@ _START = "start the file with `version: 1`"
 _KTRANSFORMERS_KWARGS = frozenset({"generate_device", "generate_op", "prefill_device", "prefill_op"})
 
 
-def parse_rules(path: str | Path, variables: Mapping[str, str] | None = None) -> RuleSet:
+def parse_rules(path: str | Path, variables: Mapping[str, str] | None = None, *, keep_prefill: bool = False) -> RuleSet:
     """The rules of a file and of all that it includes.
 
     Nothing is raised for what is wrong with the files: every fault is in `RuleSet.faults`, the good rules in `rules`.
 
     Args:
-        path: a version 1 rule file.
+        path: a version 1 rule file, or one of KTransformers.
         variables: values that override `vars:` of the same names.
+        keep_prefill: of a KTransformers file, take over all operators for prompts; see `ktransformers.convert`.
     """
     name = os.fspath(path)
-    composer = _Composer(variables, IncludeFolders.around(name))
+    composer = _Composer(variables, IncludeFolders.around(name), keep_prefill)
     text = read_file(name, Location(name), composer.log)
     if text is not None:
         composer.add(_Source(name, os.path.dirname(os.path.abspath(name))), read_yaml(text, name, composer.log))
@@ -86,52 +88,58 @@ class _Source:
 class _Composer:
     """Reads a tree of files: first all of their variables, then, in order, their rules."""
 
-    def __init__(self, variables: Mapping[str, str] | None, folders: IncludeFolders) -> None:
+    def __init__(
+        self, variables: Mapping[str, str] | None, folders: IncludeFolders, keep_prefill: bool = False
+    ) -> None:
         self.log = FaultLog()
+        self._keep_prefill = keep_prefill
+        self._notes: list[Note] = []
         self._scope = Scope(variables)
         self._folders = folders
         self._files: list[str] = []
         self._seen: set[str] = set()
-        self._rule_lists: list[Node] = []
+        self._rules: list[Node | tuple[Rule, ...]] = []  # of each file, still to be parsed or translated
 
     def add(self, source: _Source, node: Node | None) -> None:
         """Take the root node of a file and read its includes."""
         self._files.append(source.name)
         self._seen.add(source.identity)
-        fields = self._top_level(source, node)
+        if isinstance(node, ListNode):
+            translated, notes = convert(node, self.log, self._keep_prefill)
+            self._rules.append(translated)
+            self._notes += notes
+            return
+        fields = self._top_level(node)
         if fields is None:
             return
         self._check_version(fields)
         rules = fields.get("rules")
         if rules is not None:
-            self._rule_lists.append(rules)
+            self._rules.append(rules)
         variables = fields.get("vars")
         if variables is not None:
             self._scope.define(variables, self.log)
         includes = fields.get("include")
         if includes is not None:
             self._include_all(self._scope.expand(includes, self.log), source)
-        if not source.chain and not self._rule_lists and not self.log.count:
+        if not source.chain and not self._rules and not self.log.count:
             self.log.add(fields.location, "there are no rules, here or in an include", "add `rules:` with a list")
 
     def result(self, origin: str) -> RuleSet:
         """Parse the rules of all files that were added."""
         rules: list[Rule] = []
-        for node in self._rule_lists:
-            if isinstance(node, ListNode):
+        for node in self._rules:
+            if isinstance(node, tuple):
+                rules += node
+            elif isinstance(node, ListNode):
                 found = (parse_rule(self._scope.expand(item, self.log), self.log) for item in node.items)
                 rules += (rule for rule in found if rule is not None)
             elif not isinstance(node, BrokenNode):
                 message = f"rules must be a list, found {describe(node)}"
                 self.log.add(node.location, message, "begin each rule with `- match:`")
-        return RuleSet(tuple(rules), origin, self.log.faults(self._files))
+        return RuleSet(tuple(rules), origin, self.log.faults(self._files), tuple(self._notes))
 
-    def _top_level(self, source: _Source, node: Node | None) -> Fields | None:
-        if isinstance(node, ListNode):
-            message = "a list at the top: this is a KTransformers rule file, whose importer is not in this version"
-            remedy = "write it as version 1: `version: 1`, then the list under `rules:` with ktitan's operators"
-            self.log.add(node.location, message, remedy)
-            return None
+    def _top_level(self, node: Node | None) -> Fields | None:
         if isinstance(node, ScalarNode) and node.value is None:
             self.log.add(node.location, "the rule file is empty", "start it with `version: 1` and `rules:`")
             return None

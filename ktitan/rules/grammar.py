@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ktitan.rules.faultlog import FaultLog
 from ktitan.rules.fields import Fields, plain
 from ktitan.rules.layers import parse_layers
 from ktitan.rules.match import Match
-from ktitan.rules.nodes import BrokenNode, ListNode, Location, MapNode, Node, ScalarNode, describe, shorten
+from ktitan.rules.nodes import BrokenNode, ListNode, MapNode, Node, ScalarNode, describe, shorten
 from ktitan.rules.placement import parse_placement
+from ktitan.rules.regex import compile_regex
 from ktitan.rules.ruleset import KEEP, PLACEMENT_KEYS, Replace, Rule
 
 __all__ = ["parse_rule"]
@@ -74,27 +74,10 @@ def _conditions(fields: Fields) -> Match:
         fields.log.add(fields.location_of("class"), f"{shorten(cls)!r} is no class name", remedy)
     layers = fields.get("layers")
     return Match(
-        name=None if pattern is None else _regex(pattern, fields.location_of("name"), fields.log),
+        name=None if pattern is None else compile_regex(pattern, fields.location_of("name"), fields.log),
         cls=cls,
         layers=None if layers is None else parse_layers(layers, fields.log),
     )
-
-
-def _regex(pattern: str, location: Location, log: FaultLog) -> re.Pattern[str] | None:
-    """The compiled pattern; a bad one is a fault that says where in it the mistake lies."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        place = "" if error.pos is None else f" at position {error.pos}: {shorten(pattern[error.pos :], 20)!r}"
-        message = f"bad regex {shorten(pattern)!r}: {error.msg}{place}"
-        globbed = "repeat" in error.msg
-        remedy = (
-            "it is a regex, not a glob: any text is .*" if globbed else "put \\ before a character that means itself"
-        )
-        log.add(location, message, remedy)
-    except (OverflowError, RecursionError) as error:
-        log.add(location, f"bad regex {shorten(pattern)!r}: {error}", "write it in a simpler way")
-    return None
 
 
 def _replace(node: Node, log: FaultLog) -> tuple[Replace | None, Replace | None, str | None]:

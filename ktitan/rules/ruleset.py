@@ -10,7 +10,7 @@ from ktitan.errors import Fault
 from ktitan.rules.match import Match
 from ktitan.rules.nodes import Location
 
-__all__ = ["KEEP", "PLACEMENT_KEYS", "TIERS", "Replace", "Rule", "RuleSet"]
+__all__ = ["KEEP", "PLACEMENT_KEYS", "TIERS", "Note", "Replace", "Rule", "RuleSet"]
 
 PLACEMENT_KEYS = ("device", "home", "tier")
 TIERS = ("vram", "ram", "nvme")
@@ -33,8 +33,8 @@ class Replace:
     operator: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     placement: Mapping[str, str] = field(default_factory=dict)
-    location: Location = field(default_factory=lambda: Location("rules"))
-    kwarg_lines: Mapping[str, int] = field(default_factory=dict)
+    location: Location = field(default_factory=lambda: Location("rules"), compare=False)
+    kwarg_lines: Mapping[str, int] = field(default_factory=dict, compare=False)
     others: tuple[str, ...] = ()
 
     @property
@@ -68,7 +68,7 @@ class Rule:
     source: str | None = None
     optional: bool = False
     recursive: bool = True
-    location: Location = field(default_factory=lambda: Location("rules"))
+    location: Location = field(default_factory=lambda: Location("rules"), compare=False)
 
     @property
     def label(self) -> str:
@@ -77,15 +77,32 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A remark on rules that can be used: what is done in another way than they say, and where they say it."""
+
+    message: str
+    places: tuple[Location, ...]
+
+    def __str__(self) -> str:
+        first, *others = self.places
+        lines = [str(place.line) if place.file == first.file and place.line else str(place) for place in others]
+        return f"{', '.join([str(first), *lines])}: {self.message}"
+
+
+@dataclass(frozen=True)
 class RuleSet:
     """The rules of a file and all that it includes, in the order in which they are tried.
+
+    Two sets are equal when they say the same, wherever they stand.
 
     Attributes:
         rules: the rules without a fault.
         origin: the file, or the name that the caller gave to a text or structure.
         faults: everything that is wrong, by file and line; the rules are fit for use only when this is empty.
+        notes: what the rules of a KTransformers file mean here, where that is not the same.
     """
 
     rules: tuple[Rule, ...]
-    origin: str
+    origin: str = field(compare=False)
     faults: tuple[Fault, ...] = ()
+    notes: tuple[Note, ...] = field(default=(), compare=False)

@@ -32,7 +32,9 @@ def load(model, *, progress, **options):
         time.sleep(20)
     for done_bytes in (0, 512, 1024):
         progress(done_bytes, 1024)
-    loaded = SimpleNamespace(plan=SimpleNamespace(summary=lambda: "PLAN"), stats=lambda: {"resident_bytes": {"ram": 7}})
+    loaded = SimpleNamespace(
+        plan=SimpleNamespace(summary=lambda **_: "PLAN"), stats=lambda: {"resident_bytes": {"ram": 7}}
+    )
     return SimpleNamespace(ktitan=loaded), SimpleNamespace(chat_template="yes")
 
 

@@ -30,7 +30,7 @@ def calls(monkeypatch):
 
     def load(model, *, progress, **options):
         seen.update(model=model, load=options)
-        plan = SimpleNamespace(summary=lambda: "PLAN")
+        plan = SimpleNamespace(summary=lambda **_: "PLAN")
         return SimpleNamespace(ktitan=SimpleNamespace(plan=plan)), SimpleNamespace(chat_template="yes")
 
     def stream(model, tokenizer, messages, *, stats, **options):

@@ -196,8 +196,8 @@ def test_faults_of_included_files_come_after_the_includers(tmp_path):
         ("~", 1, "the rule file is empty", "version: 1"),
         ("hello", 1, "the rule file must be a mapping, found text 'hello'", "version, vars, include, rules"),
         ("{}", 1, "the rule file has no 'version'", "version: 1"),
-        ("- match: {name: x}\n  replace: {class: default}", 1, "this is a KTransformers rule file", "version 1"),
-        ("[]", 1, "this is a KTransformers rule file", "version 1"),
+        ("- match: {name: x}\n  replace: {class: linear.torch}", 2, "no operator of KTransformers", "`version: 1`"),
+        ("[]", 1, "the list of rules is empty", "- match:"),
     ],
 )
 def test_faults_of_the_top_level(text, line, message, remedy):
@@ -221,9 +221,20 @@ def test_an_empty_list_of_rules_is_a_choice():
     ],
 )
 def test_a_ktransformers_list_as_an_object(replace):
-    rules = parse_object([{"match": {"name": "a"}, "replace": {"class": "keep"}}, {"match": {}, "replace": replace}])
-    assert (len(rules.faults), rules.rules) == (1, ())
-    assert "KTransformers rule file" in rules.faults[0].message
+    given = [{"match": {"name": "a"}, "replace": replace}, {"match": {}, "replace": replace}]
+    (fault,) = parse_object(given).faults
+    assert (fault.message, fault.where) == ("match has neither 'name' nor 'class'", "rules[1].match")
+    rules = parse_object(given[:1], "mine")
+    assert rules.faults == () and rules.rules[0].match.name.pattern == ".*a.*"
+    assert str(rules.notes[0]).startswith("mine rules: ")
+
+
+def test_a_ktransformers_file_may_be_included(tmp_path):
+    (tmp_path / "kt.yaml").write_text("- match: {name: lm_head}\n  replace: {class: default}\n")
+    own = write(tmp_path, "own.yaml", text="version: 1\ninclude: [kt.yaml]\nrules:\n" + RULE.format("a"))
+    rules = parse_rules(own)
+    assert [rule.replace.operator for rule in rules.rules] == ["a", "keep"]
+    assert rules.notes and not rules.faults
 
 
 def test_objects_that_are_no_rules():
