@@ -20,6 +20,7 @@ from ktitan.plan.devices import whole_name
 from ktitan.planner import auto_rules, packaged_rules
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
+from ktitan.weights.adapter import open_adapter
 from ktitan.weights.opening import open_source
 from ktitan.weights.source import WeightSource
 
@@ -84,6 +85,7 @@ def plan_model(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     context: int | None = None,
+    lora: str | Path | None = None,
 ) -> Plan:
     """The plan of MODEL by `rules`, from headers alone; a folder with only a config.json will do.
 
@@ -92,7 +94,14 @@ def plan_model(
     """
     ready = prepare(model, gguf_path, device=device, dtype=dtype, need_weights=False)
     plan = plan_injection(
-        ready.model, rules, ready.sources, budget=budget, device=ready.device, hardware=ready.hardware, context=context
+        ready.model,
+        rules,
+        ready.sources,
+        budget=budget,
+        device=ready.device,
+        hardware=ready.hardware,
+        context=context,
+        lora=lora,
     )
     plan.notes += notes_of(ready.files, ready.sources)
     return plan
@@ -109,10 +118,12 @@ def plan_injection(
     quant: str | None = None,
     context: int | None = None,
     keep_original: bool = False,
+    lora: str | Path | None = None,
 ) -> Plan:
     """The plan for a model object; see `optimize_and_load` for the arguments."""
     if quant not in (None, "as-stored"):
         raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
+    adapter = open_adapter(lora) if lora is not None else None
     hardware = hardware or detect()
     limits = parse_budget(budget)
     place = whole_name(default_device(hardware) if device is None else device)
@@ -134,6 +145,7 @@ def plan_injection(
         context_tokens=context,
         keep_original=keep_original,
         lenient=isinstance(rules, str) and rules == "auto",
+        adapter=adapter,
     )
 
 

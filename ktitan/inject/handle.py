@@ -10,6 +10,7 @@ from torch import nn
 
 from ktitan.errors import UnsupportedError
 from ktitan.inject.journal import Journal
+from ktitan.inject.lora import adapter_bytes
 from ktitan.inject.materialize import stock_dtypes
 from ktitan.operator import Operator
 from ktitan.plan.rows import Plan
@@ -55,6 +56,8 @@ class Handle:
         packed = [part for module in self._model.modules() if isinstance(module, Operator) for part in module.held()]
         for size in {id(part): part.nbytes for part in packed}.values():
             held["ram"] = held.get("ram", 0) + size
+        for tier, size in adapter_bytes(self._model).items():
+            held[tier] = held.get(tier, 0) + size
         return {"resident_bytes": held, "planned_bytes": self.plan.totals, "limits": self.plan.limits}
 
     @property
