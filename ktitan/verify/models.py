@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,30 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from ktitan.api import load
 from ktitan.api.build import DTYPES, build_tokenizer
+from ktitan.api.loading import carry_out
 from ktitan.api.locate import locate
-from ktitan.api.planning import Prepared, plan_injection, prepare
+from ktitan.api.planning import Prepared, RulesArgument, plan_injection, prepare
 from ktitan.errors import BudgetError, UnsupportedError, WeightError
-from ktitan.tiers import format_bytes
+from ktitan.tiers import Budget, format_bytes
 
-__all__ = ["STOCK", "Candidate", "by_ktitan", "is_stock", "living", "stock"]
+__all__ = ["STOCK", "Candidate", "Loading", "by_ktitan", "find_reference", "living"]
 
 STOCK = "stock"
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How ktitan loads a model; see `ktitan.load`."""
+
+    gguf_path: str | Path | Sequence[str | Path] | None = None
+    rules: RulesArgument = "auto"
+    budget: str | Budget | None = None
+    device: str | None = None
+    dtype: str | torch.dtype | None = None
+    lora: str | Path | None = None
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -31,13 +44,14 @@ class Candidate:
     Attributes:
         name: for messages.
         vocabulary: width of its logits.
-        load: reads the weights; called with a progress callback of (bytes read, bytes in all).
+        load: reads the weights, once; called with a progress callback of (bytes read, bytes in all). Nothing here holds
+            the model afterwards.
         tokenizer: makes its tokenizer.
     """
 
     name: str
     vocabulary: int
-    load: Callable[[Progress | None], Any]
+    load: Callable[[Progress], Any]
     tokenizer: Callable[[], Any]
 
 
@@ -52,46 +66,56 @@ def living(model: nn.Module, tokenizer: Any) -> Candidate:
     return Candidate(type(model).__name__, _vocabulary(model), lambda _: model, given)
 
 
-def by_ktitan(name: str | Path, loading: dict[str, Any]) -> Candidate:
-    """MODEL loaded by `ktitan.load`; its plan is checked here, before anything runs for hours.
-
-    Args:
-        name: MODEL.
-        loading: keyword arguments of `ktitan.api.load`.
+def by_ktitan(name: str | Path, how: Loading) -> Candidate:
+    """MODEL as `ktitan.load` makes it, without need of a tokenizer. Its plan is checked here, before a long run.
 
     Raises:
-        RuleError, PlanError, WeightError, BudgetError, HardwareError, UnsupportedError, FormatError: as loading would.
+        KtitanError: as `ktitan.load`, all but what reading the weights may find.
     """
-    ready = prepare(name, loading.get("gguf_path"), device=loading.get("device"), dtype=loading.get("dtype"))
-    plan_injection(
+    ready = prepare(name, how.gguf_path, device=how.device, dtype=how.dtype)
+    plan = plan_injection(
         ready.model,
-        loading.get("rules", "auto"),
+        how.rules,
         ready.sources,
-        budget=loading.get("budget"),
+        budget=how.budget,
         device=ready.device,
         hardware=ready.hardware,
-        context=loading.get("context"),
-    ).check()
-    return Candidate(
-        str(name),
-        _vocabulary(ready.model),
-        lambda progress: load(name, progress=progress, **loading)[0],
-        lambda: build_tokenizer(ready.files, ready.sources),
+        context=how.context,
+        lora=how.lora,
     )
+    plan.check()
+    files, sources, once = ready.files, ready.sources, [(ready.model, plan)]
+
+    def read(progress: Progress) -> Any:
+        model, plan = once.pop()
+        carry_out(model, plan, progress=progress)
+        return model
+
+    return Candidate(str(name), _vocabulary(ready.model), read, lambda: build_tokenizer(files, sources))
 
 
-def is_stock(name: str | Path) -> bool:
-    """Whether a reference of this name is loaded by transformers itself: a folder or hub id with a config.json."""
-    return locate(name, download_weights=False).home is not None
+def find_reference(
+    model: str | Path | nn.Module, against: str | Path | nn.Module, dtype: str, how: Loading
+) -> Candidate:
+    """What `against` names: a model in memory, "stock", what is in HuggingFace's format (stock, too), or another MODEL.
+
+    Raises:
+        KtitanError: as `ktitan.load` and `_stock`.
+    """
+    if isinstance(against, nn.Module):
+        return living(against, None)
+    if str(against) == STOCK and not Path(against).exists():
+        if isinstance(model, nn.Module):
+            remedy = "name the folder of the stock model as the reference"
+            raise UnsupportedError("a model in memory does not say where its stock form is", STOCK, remedy)
+        return _stock(model, how.device, dtype)
+    if locate(against, download_weights=False).home is not None:
+        return _stock(against, how.device, dtype)
+    return by_ktitan(against, how)
 
 
-def stock(name: str | Path, device: str | None, dtype: str) -> Candidate:
+def _stock(name: str | Path, device: str | None, dtype: str) -> Candidate:
     """The unchanged model of transformers from an HF folder or hub id, with transformers' own loader.
-
-    Args:
-        name: what it is called, a folder or hub id.
-        device: where it computes; None: the first GPU, else the CPU.
-        dtype: "float32", "bfloat16" or "float16".
 
     Raises:
         WeightError: no folder with config.json and safetensors.
@@ -99,17 +123,15 @@ def stock(name: str | Path, device: str | None, dtype: str) -> Candidate:
         UnsupportedError: transformers has no such model, or another dtype.
     """
     if dtype not in DTYPES:
-        raise UnsupportedError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}", "dtype", "use float32")
+        raise UnsupportedError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}", "against_dtype", "use float32")
     ready = prepare(name, device=device, dtype=dtype)
     if ready.files.home is None:
         remedy = "give the folder of the original model as the reference, or another MODEL"
         raise WeightError("there is no stock model beside a GGUF", str(name), remedy)
     _check_room(ready, str(name))
+    home, place = ready.files.home, ready.device
     return Candidate(
-        str(name),
-        _vocabulary(ready.model),
-        lambda _: _load_stock(ready, DTYPES[dtype]),
-        lambda: build_tokenizer(ready.files, ready.sources),
+        str(name), _vocabulary(ready.model), lambda _: _load_stock(home, place, DTYPES[dtype]), lambda: None
     )
 
 
@@ -120,7 +142,7 @@ def _vocabulary(model: Any) -> int:
 def _check_room(ready: Prepared, name: str) -> None:
     needed = sum(tensor.numel() * tensor.element_size() for tensor in ready.model.parameters())
     place = torch.device(ready.device)
-    free = ready.hardware.memory.available_bytes
+    free = ready.hardware.memory.available_bytes or needed
     if place.type == "cuda":
         free = next((gpu.free_bytes for gpu in ready.hardware.gpus if gpu.index == (place.index or 0)), needed)
     if needed > free:
@@ -131,20 +153,20 @@ def _check_room(ready: Prepared, name: str) -> None:
         )
 
 
-def _load_stock(ready: Prepared, dtype: torch.dtype) -> Any:
+def _load_stock(home: Path, device: str, dtype: torch.dtype) -> Any:
     loader: Any = AutoModelForCausalLM
     try:
         model, info = loader.from_pretrained(
-            ready.files.home, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            home, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise WeightError(f"transformers does not load it: {error}", str(ready.files.home), "check the files") from error
+        raise WeightError(f"transformers does not load it: {error}", str(home), "check the files") from error
     unfilled = [*info["missing_keys"], *info["mismatched_keys"]]
     if unfilled:
         # transformers would go on with random numbers in their place.
         raise WeightError(
-            f"transformers fills {len(unfilled)} tensors from no file: {', '.join(map(str, sorted(unfilled)[:3]))}",
-            str(ready.files.home),
+            f"no file fills {len(unfilled)} of its tensors: {', '.join(sorted(map(str, unfilled))[:3])}",
+            str(home),
             "use a complete checkpoint",
         )
-    return model.to(ready.device).eval()
+    return model.to(device).eval()

@@ -1,9 +1,19 @@
-"""`verify_model`: the reference's pass, then the model's."""
+"""`verify_model`: the reference's pass, then the model's.
+
+The two models are never in memory together. The reference runs first and its logits go to a temporary file, whose room
+is checked: tokens x vocabulary x 4 bytes for a float32 reference, which is 134 MB for 4,096 tokens of 8,192 entries and
+4.3 GB for 4,096 tokens of 262,144. Nothing less than all logits gives the KL divergence, and people with a model that
+just fits have no memory for a second one.
+
+Memory beside the loaded model: the logits of one chunk, at most 256 MiB at four bytes each unless `chunk_tokens` says
+otherwise; as much again for the reference's; 100 MiB of float64; 25 bytes a scored position; and the KV cache of one
+window where that is longer than a chunk.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,9 +22,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ktitan.api.planning import RulesArgument
 from ktitan.engine.scoring import score
 from ktitan.errors import UnsupportedError
-from ktitan.verify.models import STOCK, Candidate, by_ktitan, is_stock, living, stock
+from ktitan.tiers import Budget
+from ktitan.verify.models import Candidate, Loading, by_ktitan, find_reference, living
 from ktitan.verify.report import VerifyReport
 from ktitan.verify.spool import LogitSpool
 from ktitan.verify.tally import Tally
@@ -26,108 +38,86 @@ __all__ = ["verify_model"]
 LOGIT_BYTES = 256 << 20
 LONGEST_CHUNK = 512
 
+Model = str | Path | nn.Module
 Progress = Callable[[str, int, int], None]
 
 
 def verify_model(
-    model: str | Path | nn.Module,
-    against: str | Path | nn.Module | None = None,
+    model: Model,
+    against: Model | None = None,
     *,
     ids: Ids | None = None,
     text: str | Path | None = None,
     window: int = 512,
     rows: int | None = None,
     tokenizer: Any = None,
-    against_dtype: str = "float32",
+    gguf_path: str | Path | Sequence[str | Path] | None = None,
+    rules: RulesArgument = "auto",
+    budget: str | Budget | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    lora: str | Path | None = None,
     against_device: str | None = None,
+    against_dtype: str = "float32",
     chunk_tokens: int | None = None,
     spool: str | Path | None = None,
     progress: Progress | None = None,
-    **loading: Any,
 ) -> VerifyReport:
     """Score MODEL on windows of tokens, and how far it is from a reference; `ktitan.verify.tally` has the formulas.
 
-    Every window stands alone; its positions 1 to the end are scored. The two models are never in memory together: the
-    reference runs first and its logits go to a temporary file (tokens x vocabulary x 4 bytes for a float32 reference:
-    134 MB for 4,096 tokens of 8,192 entries, 4.3 GB for 4,096 tokens of 262,144), whose room is checked first.
-
-    Memory beside the loaded model: logits of one chunk, at most 256 MiB at four bytes each (`chunk_tokens` overrides),
-    as much again for the reference's, 96 MiB of float64, 25 bytes a scored position, and the KV cache of a window that
-    is longer than a chunk. Logits of a whole window are held only where it is one chunk.
+    Every window stands alone, and its positions 1 to the end are scored. See this module for memory and disk.
 
     Args:
         model: MODEL (folder, `.gguf`, hub id, "demo"), or a model in memory.
         against: "stock": the folder of MODEL in stock transformers; a folder or hub id in HuggingFace's format: stock
-            transformers too; any other MODEL: loaded by ktitan with "auto" rules; or a model in memory. None: no
-            reference.
+            transformers, too; any other MODEL: loaded by ktitan with "auto" rules; or a model in memory.
         ids: integer array [rows, tokens], or a .npy file of one. Either this or `text`.
-        text: a UTF-8 file, cut into windows by the tokenizer of MODEL.
-        window: tokens of a window of text.
+        text: a UTF-8 file, cut into windows of `window` tokens by the tokenizer of MODEL.
         rows: only the first so many windows.
         tokenizer: for `text`, where the model is in memory.
-        against_dtype: dtype of a stock reference.
-        against_device: where the reference computes; None: where `device` says.
+        gguf_path, rules, budget, device, dtype, lora: how MODEL is loaded; see `ktitan.load`.
+        against_device, against_dtype: where the reference computes (default: as `device`), and what a stock one
+            computes in.
         chunk_tokens: tokens in one pass; None: up to 512, fewer with a large vocabulary.
-        spool: folder of the temporary file; None: the system's (beware of one that is in memory).
+        spool: folder of the temporary file; None: the system's (beware of one that lies in memory).
         progress: called with (what is done, done, in all): "load ..." in bytes, "run ..." in tokens.
-        loading: further keyword arguments of `ktitan.load` for MODEL: gguf_path, rules, budget, device, dtype, lora.
 
     Raises:
-        KtitanError: as `ktitan.load`; ids, text or options that cannot be used (UnsupportedError, FormatError,
-            WeightError); vocabularies of two sizes (UnsupportedError); no room for the file (BudgetError).
+        KtitanError: as `ktitan.load`; ids, text or options that cannot be used, vocabularies of two sizes, figures that
+            are no numbers (UnsupportedError, FormatError, WeightError); no room for the file (BudgetError).
     """
+    _check_counts(rows=rows, window=window, chunk_tokens=chunk_tokens)
     if (ids is None) == (text is None):
-        raise UnsupportedError("give token ids or a text, one of the two", "verify", "use ids= or text=")
-    for name, number in (("rows", rows), ("window", window), ("chunk_tokens", chunk_tokens)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise UnsupportedError(f"{number!r} is not a count", name, "give a whole number from 1 on")
-    given = windows_of_ids(ids) if ids is not None else None
-    longest = max(map(len, given[0])) if given is not None else window
-    if not isinstance(model, nn.Module):
-        loading.setdefault("context", longest)
-    candidate = living(model, tokenizer) if isinstance(model, nn.Module) else by_ktitan(model, loading)
-    windows, source = given if given is not None else windows_of_text(text or "", candidate.tokenizer(), window)
+        raise UnsupportedError("token ids or a text are to be scored, one of the two", "ids, text", "give one of them")
+    cut = windows_of_ids(ids) if ids is not None else None
+    context = window if cut is None else max(map(len, cut[0]))
+    how = Loading(gguf_path, rules, budget, device, dtype, lora, context)
+    candidate = living(model, tokenizer) if isinstance(model, nn.Module) else by_ktitan(model, how)
+    windows, source = cut if cut is not None else windows_of_text(str(text), candidate.tokenizer(), window)
     windows = windows[:rows]
     check_windows(windows, candidate.vocabulary, source)
     size = chunk_tokens or max(1, min(LONGEST_CHUNK, LOGIT_BYTES // (4 * candidate.vocabulary)))
-    tally = Tally()
-    report = progress or (lambda what, done, total: None)
-    run = _Run(windows, source, size, report)
+    run = _Run(windows, source, size, progress or (lambda what, done, total: None))
     if against is None:
-        run.model(candidate, None, tally)
-    else:
-        reference = _reference(model, against, against_dtype, against_device, loading)
-        _check_vocabularies(candidate, reference)
-        with closing(LogitSpool(None if spool is None else Path(spool), run.tokens)) as store:
-            run.reference(reference, store)
-            run.model(candidate, store, tally)
-    name = None if against is None else _name(against)
-    return VerifyReport.from_tally(tally, _name(model), name, source, len(windows))
+        tally = run.model(candidate, None)
+        return VerifyReport.from_tally(tally, _name(model), None, source, len(windows))
+    how = Loading(budget=budget, device=against_device or device, context=context)
+    reference = find_reference(model, against, against_dtype, how)
+    _check_vocabularies(candidate, reference)
+    with closing(LogitSpool(None if spool is None else Path(spool), run.tokens)) as store:
+        run.reference(reference, store)
+        tally = run.model(candidate, store)
+    return VerifyReport.from_tally(tally, _name(model), _name(against), source, len(windows))
 
 
-def _name(model: str | Path | nn.Module) -> str:
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise UnsupportedError(f"{count!r} is not a count", name, "give a whole number from 1 on")
+
+
+def _name(model: Model) -> str:
     return type(model).__name__ if isinstance(model, nn.Module) else str(model)
-
-
-def _reference(
-    model: str | Path | nn.Module,
-    against: str | Path | nn.Module,
-    dtype: str,
-    device: str | None,
-    loading: dict[str, Any],
-) -> Candidate:
-    if isinstance(against, nn.Module):
-        return living(against, None)
-    device = device or loading.get("device")
-    if str(against) == STOCK and not Path(against).exists():
-        if isinstance(model, nn.Module):
-            remedy = "name the folder of the stock model as the reference"
-            raise UnsupportedError("a model in memory does not say where its stock form is", STOCK, remedy)
-        return stock(model, device, dtype)
-    if is_stock(against):
-        return stock(against, device, dtype)
-    kept = {name: loading[name] for name in ("budget", "context") if name in loading}
-    return by_ktitan(against, {"device": device, **kept})
 
 
 def _check_vocabularies(candidate: Candidate, reference: Candidate) -> None:
@@ -155,8 +145,9 @@ class _Run:
         self._each(candidate, f"reference {candidate.name}", lambda logits, targets, where: store.write(logits))
         store.rewind()
 
-    def model(self, candidate: Candidate, store: LogitSpool | None, tally: Tally) -> None:
-        """Tally every scored position, against what `store` holds where there is one."""
+    def model(self, candidate: Candidate, store: LogitSpool | None) -> Tally:
+        """The figures of every scored position, against what `store` holds where there is one."""
+        tally = Tally()
 
         def take(logits: torch.Tensor, targets: torch.Tensor, where: str) -> None:
             expected = None if store is None else store.read(len(logits))
@@ -169,6 +160,7 @@ class _Run:
             tally.add(logits, targets, expected, where)
 
         self._each(candidate, f"model {candidate.name}", take)
+        return tally
 
     def _each(self, candidate: Candidate, name: str, take: Callable[[torch.Tensor, torch.Tensor, str], None]) -> None:
         model = candidate.load(partial(self.progress, f"load {name}"))

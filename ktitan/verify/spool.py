@@ -94,7 +94,7 @@ class LogitSpool:
                     "name a folder on another drive (--spool), or score fewer rows",
                 )
             logger.info("the reference's logits take %s in %s", format_bytes(needed), self._folder)
-            self._file = tempfile.TemporaryFile(dir=self._folder, prefix="ktitan-verify-")
+            self._file = tempfile.TemporaryFile(dir=self._folder, prefix="ktitan-verify-")  # noqa: SIM115  close() does
         except OSError as error:
             raise self._failed("made", error) from error
 

@@ -1,14 +1,16 @@
 """From logits to figures: a block of positions at a time, in float64.
 
 Shape letters: T tokens of a chunk, V vocabulary. For a position with the reference's distribution P, the model's Q (the
-softmax of their logits) and the token x that follows:
+softmax of their logits) and the token x that follows, in nats:
 
-    nll = -ln Q(x)          kld = KL(P || Q) = sum over v of P(v) (ln P(v) - ln Q(v))          same = argmax Q == argmax P
+    nll = -ln Q(x)
+    kld = KL(P || Q) = sum over v of P(v) (ln P(v) - ln Q(v))
+    same = argmax Q == argmax P
 
-all in nats. Means go over all scored positions; kld_p99 is their 99th percentile with linear interpolation between
-neighbours (numpy's default). These are the definitions of llama.cpp's perplexity tool (tools/perplexity/perplexity.cpp),
-which scores the second half of each window only and keeps the reference's logits in 16 bits; here positions 1 to the
-end of each window count, and logits keep their own dtype.
+Means go over all scored positions; kld_p99 is their 99th percentile with linear interpolation between neighbours
+(numpy's default). The definitions are those of llama.cpp's tools/perplexity/perplexity.cpp, which scores only the
+second half of each window and keeps the reference's logits in 16 bits; here positions 1 to the end of each window
+count, and logits keep their own dtype.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Tally:
     def _note(figures: list[np.ndarray], values: torch.Tensor, where: str) -> None:
         if not bool(torch.isfinite(values).all()):
             raise UnsupportedError(
-                "the model's logits give figures that are not finite numbers",
+                "the logits give figures that are not finite numbers",
                 where,
                 "compute in float32 (dtype), and check the weights",
             )
