@@ -23,14 +23,20 @@ __all__ = ["Adapter", "LowRankPair", "open_adapter"]
 WEIGHTS_NAME, PICKLED_NAME = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX, A_SUFFIX, B_SUFFIX = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
-# What PEFT stores beside pairs, by a mark in the name, and what it adapts.
+_PAIRS_ONLY = f"train and save only low-rank pairs of linear modules ({PREFIX}<path>{A_SUFFIX})"
+
+# What PEFT stores beside pairs, by a mark in the name: what it is, and the remedy.
 _OTHERS = {
-    "lora_embedding_": "adapts an embedding",
-    "lora_magnitude_vector": "is a magnitude of DoRA",
-    ".token_adapter.": "trains single tokens of an embedding",
-    ".lora_A.bias": "is a bias of an adapter",
-    ".lora_B.bias": "is a bias of an adapter",
-    ".base_layer.": "belongs to a module inside an adapted one",
+    "lora_embedding_": ("adapts an embedding", _PAIRS_ONLY),
+    "lora_magnitude_vector": ("is a magnitude of DoRA", _PAIRS_ONLY),
+    ".token_adapter.": ("trains single tokens of an embedding", _PAIRS_ONLY),
+    ".lora_A.bias": ("is a bias of an adapter", _PAIRS_ONLY),
+    ".lora_B.bias": ("is a bias of an adapter", _PAIRS_ONLY),
+    ".base_layer.lora_": ("adapts a parameter inside a module", _PAIRS_ONLY),
+    ".base_layer.": (
+        "is a copy of the model's own weights",
+        "save the adapter with save_pretrained(..., save_embedding_layers=False)",
+    ),
 }
 
 
@@ -121,20 +127,19 @@ def open_adapter(path: str | Path) -> Adapter:
 def _collect(adapter: Adapter, config: AdapterConfig) -> None:
     """Sort the tensors into pairs; everything that is not half of one is a fault."""
     halves: dict[str, dict[str, TensorInfo]] = {}
-    others: dict[str, list[str]] = {}
+    others: dict[tuple[str, str], list[str]] = {}
     for name, info in adapter.source.tensors.items():
         suffix = name[-len(A_SUFFIX) :]
         reason = next((reason for mark, reason in _OTHERS.items() if mark in name), None)
         if reason is None and (not name.startswith(PREFIX) or suffix not in (A_SUFFIX, B_SUFFIX)):
-            reason = "is no A or B of a linear module"
+            reason = ("is no A or B of a linear module", _PAIRS_ONLY)
         if reason is not None:
             others.setdefault(reason, []).append(name)
         else:
             halves.setdefault(name[len(PREFIX) : -len(suffix)], {})[suffix] = info
-    for reason, names in others.items():
+    for (what, remedy), names in others.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        remedy = f"train and save only low-rank pairs of linear modules ({PREFIX}<path>{A_SUFFIX})"
-        adapter.unsupported.append(Fault(f"{reason}, which is not applied{more}", names[0], remedy))
+        adapter.unsupported.append(Fault(f"{what}, which is not applied{more}", names[0], remedy))
     if not adapter.source.tensors:
         adapter.broken.append(Fault("holds no tensors", adapter.path, "save the adapter again"))
     for path, found in sorted(halves.items()):
