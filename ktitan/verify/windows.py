@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import torch
 from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
 
 __all__ = ["Ids", "check_windows", "windows_of_ids", "windows_of_text"]
+
+# What numpy raises for headers that are none.
+_ARRAY_FAULTS = (ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, RecursionError, TokenError)
 
 Ids = str | Path | np.ndarray | torch.Tensor | Sequence[Sequence[int]]
 
@@ -40,17 +44,16 @@ def windows_of_ids(ids: Ids) -> tuple[list[torch.Tensor], str]:
 
 
 def _read_array(path: Path) -> np.ndarray:
+    """The array in a .npy file, mapped: a header that promises more than the file holds takes no memory, and objects,
+    which would be unpickled, cannot be mapped.
+    """
     try:
-        loaded = np.load(path, allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise WeightError(f"cannot open: {error.strerror or error}", str(path), "check path and permissions") from error
-    except (ValueError, EOFError, SyntaxError) as error:
+    except _ARRAY_FAULTS as error:
         remedy = "write it with numpy.save: an integer array [rows, tokens]"
         raise FormatError(f"not an array of numbers: {error}", str(path), remedy) from error
-    if not isinstance(loaded, np.ndarray):
-        loaded.close()
-        raise FormatError("is an archive of arrays (.npz)", str(path), "save the one array with numpy.save")
-    return loaded
 
 
 def windows_of_text(path: str | Path, tokenizer: Any, window: int) -> tuple[list[torch.Tensor], str]:

@@ -1,6 +1,7 @@
 """Figures of `verify` against plain numpy, however a window is cut; and against llama.cpp's on trained models."""
 
 import json
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -78,6 +79,21 @@ def test_the_same_weights_do_not_differ(pair):
     assert (report.rows, report.tokens, report.top1) == (1, 19, 1.0)
     assert report.kld < 1e-9
     assert report.nll == pytest.approx(report.reference_nll, abs=1e-6)
+
+
+def test_the_reference_is_gone_when_the_model_is_loaded(pair, monkeypatch):
+    from ktitan.verify import models
+
+    living, carry_out = weakref.WeakSet(), models.carry_out
+
+    def watch(model, plan, **options):
+        assert len(living) == 0
+        living.add(model)
+        carry_out(model, plan, **options)
+
+    monkeypatch.setattr(models, "carry_out", watch)
+    monkeypatch.setattr(models, "locate", lambda name, **options: SimpleNamespace(home=None))  # ktitan loads both
+    verify_model(pair.first, pair.second, ids=random_ids(1, 9, seed=3), device="cpu")
 
 
 def test_without_a_reference_there_is_nothing_to_compare(pair):
