@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from ktitan.api.locate import ModelFiles
+from ktitan.api.text_only import leave_out_other_parts, refuse_without_text
 from ktitan.errors import UnsupportedError, WeightError
 from ktitan.hardware import Hardware
 from ktitan.weights.gguf_config import config_from_gguf, generation_config_from_gguf
@@ -100,16 +101,21 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     """The stock model on meta.
 
     Raises:
-        UnsupportedError: transformers has no causal language model for this config.
+        UnsupportedError: transformers has no causal language model for this config, or lacks a package for it.
     """
+    refuse_without_text(config)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except ImportError as error:
+        needs = " ".join(str(error).split(".")[0].split())
+        raise UnsupportedError(needs, config.model_type, "install what it names, or use a text model") from error
     except _CONFIG_FAULTS as error:
         kind = getattr(config, "model_type", type(config).__name__)
         message = f"transformers builds no causal language model from its config: {type(error).__name__}: {error}"
         raise UnsupportedError(message, kind, "check model_type and the sizes in config.json") from error
     set_routers(model)
+    leave_out_other_parts(model, config)
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ktitan.api.build import build_tokenizer, generation_config_of, notes_of
+from ktitan.api.build import build_tokenizer, generation_config_of
 from ktitan.api.locate import is_hub_id, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.errors import UnsupportedError
@@ -125,7 +125,7 @@ def load(
         keep_original=keep_original,
         lora=lora,
     )
-    plan.notes += notes_of(ready.files, ready.sources)
+    plan.notes += ready.notes
     generation = generation_config_of(ready.model, ready.files.home, ready.sources)
     carry_out(ready.model, plan, keep_original, progress, generation)
     model: Any = ready.model

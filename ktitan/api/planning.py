@@ -13,6 +13,7 @@ from torch import nn
 import ktitan.operators  # noqa: F401  fills the registry
 from ktitan.api.build import build_model, choose_dtype, is_packed, notes_of, read_config
 from ktitan.api.locate import ModelFiles, locate
+from ktitan.api.text_only import text_only_notes
 from ktitan.errors import PlanError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
 from ktitan.plan import Plan, make_plan
@@ -31,13 +32,14 @@ RulesArgument = str | Path | RuleSet | Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A stock model on meta with its opened sources, before any plan."""
+    """A stock model on meta with its opened sources, before any plan; `notes` are for the plan."""
 
     files: ModelFiles
     sources: list[WeightSource]
     model: nn.Module
     hardware: Hardware
     device: str
+    notes: list[str]
 
 
 def prepare(
@@ -63,7 +65,9 @@ def prepare(
         sources = [source for source in sources if Path(source.path) in files.overrides]
         del config.quantization_config
     computed = choose_dtype(dtype, config, hardware, place, sources)
-    return Prepared(files, sources, build_model(config, computed), hardware, place)
+    built = build_model(config, computed)
+    notes = [*notes_of(files, sources), *text_only_notes(built, config)]
+    return Prepared(files, sources, built, hardware, place, notes)
 
 
 def _open(files: ModelFiles, need_weights: bool) -> list[WeightSource]:
@@ -103,7 +107,7 @@ def plan_model(
         context=context,
         lora=lora,
     )
-    plan.notes += notes_of(ready.files, ready.sources)
+    plan.notes += ready.notes
     return plan
 
 
