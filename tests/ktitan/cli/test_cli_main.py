@@ -29,6 +29,7 @@ LIGHT = [
     ["verify", "m", "--rows", "0"],
     ["chat", "m", "--top_p", "7"],
     ["chat", "-p", "no model"],
+    ["chat", "m", "-p", "x", "--lora", "a", "--lora", "b"],
 ]
 PROBE = """
 import sys
@@ -45,7 +46,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 7 + [2] * 9
+    codes = [0] * 7 + [2] * 10
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 
