@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ktitan.api import load, optimize_and_load, plan_model, stream
     from ktitan.operator import Operator, OperatorConfig
     from ktitan.registry import register_operator
+    from ktitan.verify import verify_model
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "plan_model",
     "register_operator",
     "stream",
+    "verify_model",
 ]
 
 rest_openmp()
@@ -55,6 +57,7 @@ _LATER = {
     "Operator": "ktitan.operator",
     "OperatorConfig": "ktitan.operator",
     "register_operator": "ktitan.registry",
+    "verify_model": "ktitan.verify",
 }
 
 

@@ -49,9 +49,23 @@ ALLOWED = {
     "local_chat": {"api", "planner", "errors", "env", "tiers"},
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
     "doctor": {"cgroups", "hardware", "nvidia", "native", "errors", "env"},
-    "cli": {"api", "hub", "planner", "local_chat", "bench", "doctor", "hardware", "nvidia", "errors", "env", "tiers"},
+    "verify": {"api", "engine", "errors", "tiers"},
+    "cli": {
+        "api",
+        "hub",
+        "planner",
+        "local_chat",
+        "bench",
+        "doctor",
+        "verify",
+        "hardware",
+        "nvidia",
+        "errors",
+        "env",
+        "tiers",
+    },
     "injection_rules": set(),
-    "__init__": {"api", "env", "errors", "operator", "registry"},
+    "__init__": {"api", "env", "errors", "operator", "registry", "verify"},
 }
 
 
@@ -183,7 +197,8 @@ def users_of(repository, *words):
 
 def test_only_inject_edits_a_users_module_tree(repository):
     editors = users_of(repository, "set_submodule", "register_forward_hook", "register_forward_pre_hook")
-    assert editors == {"ktitan/inject/hops.py", "ktitan/inject/journal.py", "ktitan/inject/phases.py"}
+    inject = {"hops", "journal", "lora", "phases"}
+    assert editors == {f"ktitan/inject/{name}.py" for name in inject}
 
 
 def test_only_native_touches_ctypes(repository):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedConfig,
@@ -19,6 +18,7 @@ from transformers import (
 
 from ktitan.api.config_file import load_config
 from ktitan.api.locate import ModelFiles
+from ktitan.api.text_only import leave_out_other_parts, refuse_without_text
 from ktitan.api.tokenizer_files import load_tokenizer
 from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware
@@ -94,21 +94,23 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     """The stock model on meta.
 
     Raises:
-        UnsupportedError: transformers has no causal language model for this config.
+        UnsupportedError: transformers has no causal language model for this config, or lacks a package for it.
     """
+    refuse_without_text(config)
     where = getattr(config, "name_or_path", "") or type(config).__name__
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedError(
-            f"{config.model_type!r} is no causal language model", where, "give a model that continues text"
-        )
     message = "transformers builds no causal language model from its config"
     with (
         refused(UnsupportedError, message, where, "check the value that is named in config.json"),
         torch.device("meta"),
     ):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        try:
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        except ImportError as error:
+            needs = " ".join(str(error).split(".")[0].split())
+            raise UnsupportedError(needs, config.model_type, "install what it names, or use a text model") from error
     _check_sizes(model, where)
     set_routers(model)
+    leave_out_other_parts(model, config)
     return model
 
 

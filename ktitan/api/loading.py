@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ktitan.api.build import build_tokenizer, generation_config_of, notes_of
+from ktitan.api.build import build_tokenizer, generation_config_of
 from ktitan.api.locate import ModelName, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.api.tokenizer_files import check_vocabulary
@@ -23,7 +23,7 @@ from ktitan.tiers import Budget
 from ktitan.weights.files import is_file, stat_of
 from ktitan.weights.opening import Weights, open_sources
 
-__all__ = ["load", "optimize_and_load"]
+__all__ = ["carry_out", "load", "optimize_and_load"]
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 Progress = Callable[[int, int], None]
@@ -41,6 +41,7 @@ def optimize_and_load(
     quant: str | None = None,
     keep_original: bool = False,
     context: int | None = None,
+    lora: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ModelT:
     """Inject operators into a stock model by rules and load its weights, all or nothing.
@@ -56,6 +57,7 @@ def optimize_and_load(
         quant: None or "as-stored"; quantizing on load comes in a later version.
         keep_original: keep the stock tensors in memory, so that `model.ktitan.undo()` reads nothing.
         context: tokens to keep room for in the KV cache.
+        lora: folder of a PEFT adapter of low-rank pairs for linear modules, applied until `model.ktitan.undo()`.
         progress: called with (bytes read, bytes in all).
 
     Returns:
@@ -72,9 +74,17 @@ def optimize_and_load(
     weights = _local(weights, model)
     sources = open_sources(weights, model)
     plan = plan_injection(
-        model, rules, sources, budget=budget, device=device, quant=quant, context=context, keep_original=keep_original
+        model,
+        rules,
+        sources,
+        budget=budget,
+        device=device,
+        quant=quant,
+        context=context,
+        keep_original=keep_original,
+        lora=lora,
     )
-    _carry_out(model, plan, keep_original, progress, generation_config_of(model, _home(weights, model), sources))
+    carry_out(model, plan, keep_original, progress, generation_config_of(model, _home(weights, model), sources))
     return model
 
 
@@ -89,6 +99,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     context: int | None = None,
     keep_original: bool = False,
+    lora: str | Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Build, inject and load MODEL with its tokenizer.
@@ -96,7 +107,7 @@ def load(
     Args:
         path: a folder, a `.gguf`, a hub id, or "demo".
         gguf_path: GGUF weights for a folder that holds config and tokenizer.
-        rules, budget, quant, device, context, keep_original, progress: as in `optimize_and_load`.
+        rules, budget, quant, device, context, keep_original, lora, progress: as in `optimize_and_load`.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's (float32 for float16 on a
             CPU); for a quantised GGUF on the CPU float32; for other GGUFs bfloat16 where the device has instructions
             for it, else float32.
@@ -117,11 +128,12 @@ def load(
         quant=quant,
         context=context,
         keep_original=keep_original,
+        lora=lora,
     )
     plan.add_problem(WeightError, faults)
-    plan.notes += [*notes_of(ready.files, ready.sources), *notes]
+    plan.notes += [*ready.notes, *notes]
     generation = generation_config_of(ready.model, ready.files.home, ready.sources)
-    _carry_out(ready.model, plan, keep_original, progress, generation)
+    carry_out(ready.model, plan, keep_original, progress, generation)
     model: Any = ready.model
     return model, tokenizer
 
@@ -141,13 +153,18 @@ def _brought(weights: str | Path) -> str | Path:
     return weights
 
 
-def _carry_out(
+def carry_out(
     model: nn.Module,
     plan: Plan,
-    keep_original: bool,
-    progress: Progress | None,
-    generation: GenerationConfig | None,
+    keep_original: bool = False,
+    progress: Progress | None = None,
+    generation: GenerationConfig | None = None,
 ) -> None:
+    """Check `plan` and carry it out on the stock model that it was made for; arguments as in `optimize_and_load`.
+
+    Raises:
+        As `optimize_and_load`.
+    """
     plan.check()
     logger.info("%s", plan.summary(rule_notes=False))
     handle = apply_plan(model, plan, keep_original=keep_original, progress=progress)

@@ -15,6 +15,7 @@ from torch import nn
 import ktitan.operators  # noqa: F401  fills the registry
 from ktitan.api.build import build_model, choose_dtype, is_packed, notes_of, read_config
 from ktitan.api.locate import ModelFiles, ModelName, locate
+from ktitan.api.text_only import text_only_notes
 from ktitan.errors import PlanError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
 from ktitan.hub.fetch import Fetched
@@ -23,6 +24,7 @@ from ktitan.plan.devices import whole_name
 from ktitan.planner import auto_rules, packaged_rules
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
+from ktitan.weights.adapter import open_adapter
 from ktitan.weights.files import names_in
 from ktitan.weights.gguf_header import parse_header
 from ktitan.weights.gguf_source import GgufSource, gguf_of_headers
@@ -38,13 +40,14 @@ RulesArgument = str | Path | RuleSet | Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A stock model on meta with its opened sources, before any plan."""
+    """A stock model on meta with its opened sources, before any plan; `notes` are for the plan."""
 
     files: ModelFiles
     sources: list[WeightSource]
     model: nn.Module
     hardware: Hardware
     device: str
+    notes: list[str]
 
 
 def prepare(
@@ -74,7 +77,9 @@ def prepare(
         sources = [source for source in sources if Path(source.path) in files.overrides]
         del config.quantization_config
     computed = choose_dtype(dtype, config, hardware, place, sources)
-    return Prepared(files, sources, build_model(config, computed), hardware, place)
+    built = build_model(config, computed)
+    notes = [*notes_of(files, sources), *text_only_notes(built, config)]
+    return Prepared(files, sources, built, hardware, place, notes)
 
 
 def _open(files: ModelFiles, need_weights: bool) -> list[WeightSource]:
@@ -114,6 +119,7 @@ def plan_model(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     context: int | None = None,
+    lora: str | Path | None = None,
 ) -> Plan:
     """The plan of MODEL by `rules`, from headers alone; a folder with only a config.json will do.
 
@@ -122,9 +128,16 @@ def plan_model(
     """
     ready = prepare(model, gguf_path, device=device, dtype=dtype, need_weights=False)
     plan = plan_injection(
-        ready.model, rules, ready.sources, budget=budget, device=ready.device, hardware=ready.hardware, context=context
+        ready.model,
+        rules,
+        ready.sources,
+        budget=budget,
+        device=ready.device,
+        hardware=ready.hardware,
+        context=context,
+        lora=lora,
     )
-    plan.notes += notes_of(ready.files, ready.sources)
+    plan.notes += ready.notes
     return plan
 
 
@@ -139,10 +152,12 @@ def plan_injection(
     quant: str | None = None,
     context: int | None = None,
     keep_original: bool = False,
+    lora: str | Path | None = None,
 ) -> Plan:
     """The plan for a model object; see `optimize_and_load` for the arguments."""
     if quant not in (None, "as-stored"):
         raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
+    adapter = open_adapter(lora) if lora is not None else None
     hardware = hardware or detect()
     limits = parse_budget(budget)
     place = whole_name(default_device(hardware) if device is None else device)
@@ -166,6 +181,7 @@ def plan_injection(
         context_tokens=context,
         keep_original=keep_original,
         lenient=isinstance(rules, str) and rules == "auto",
+        adapter=adapter,
     )
 
 

@@ -11,6 +11,7 @@ from ktitan.cli.pull import pull
 from ktitan.cli.remove import remove
 from ktitan.cli.root import root
 from ktitan.cli.rules import rules
+from ktitan.cli.verify import verify
 from ktitan.doctor.command import doctor
 from ktitan.local_chat.command import chat
 from ktitan.local_chat.terminal import APP_OPTIONS, CONTEXT_SETTINGS, GuardedGroup
@@ -25,6 +26,7 @@ app.command("pull")(pull)
 app.command("list")(list_cached)
 app.command("rm")(remove)
 app.command("doctor")(doctor)
+app.command("verify")(verify)
 app.add_typer(rules, name="rules")
 register_bench(app)
 

@@ -11,7 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from ktitan.errors import IoError, PlanError
-from ktitan.local_chat.arguments import Budget, Context, Device, GgufPath, Model, Plugin, Ram, Rules, Vram, budget_text
+from ktitan.local_chat.arguments import (
+    Budget,
+    Context,
+    Device,
+    GgufPath,
+    Lora,
+    Model,
+    Plugin,
+    Ram,
+    Rules,
+    Vram,
+    budget_text,
+    one_adapter,
+)
 from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["plan", "write_atomically"]
@@ -26,6 +39,7 @@ def plan(
     ram: Ram = None,
     device: Device = None,
     context: Context = None,
+    lora: Lora = None,
     plugin: Plugin = None,
     json: Annotated[bool, typer.Option("--json", help="The whole plan as one JSON object.")] = False,
     write: Annotated[
@@ -43,7 +57,15 @@ def plan(
     if write is not None and os.path.lexists(write) and not force:
         raise PlanError("the file is there already", str(write), "choose another name, or add --force")
     limits = budget_text(budget, vram, ram)
-    made = plan_model(model, rules, gguf_path=gguf_path, budget=limits, device=device, context=context)
+    made = plan_model(
+        model,
+        rules,
+        gguf_path=gguf_path,
+        budget=limits,
+        device=device,
+        context=context,
+        lora=one_adapter(lora),
+    )
     if write is not None and not made.faults:
         # Before the plan is shown: a drive without room leaves nothing on stdout.
         write_atomically(write, to_rules(made))

@@ -14,6 +14,11 @@ __all__ = ["Conversation", "check_messages", "encode_messages", "encode_text"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+# What a part of a content list, or a message itself, is or carries when it is not text alone.
+_OTHER_MEDIA = ("image", "video", "audio")
+
+_TEXT_ONLY = "ktitan reads text only: leave it out, or say in words what it shows"
+
 _MESSAGE = '{"role": "user", "content": "..."}'
 
 TEMPLATE = "chat_template"
@@ -90,14 +95,18 @@ def check_messages(messages: Any) -> list[Message]:
     content or none; it stays null, since templates tell null and "" apart.
 
     Raises:
-        UnsupportedError: not a non-empty list of messages, an unknown role, or content of another kind; all at once.
+        UnsupportedError: not a non-empty list of messages, an unknown role, or content of another kind (images, audio,
+            video; in a part or beside the text); all at once.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise UnsupportedError("messages must be a non-empty list", "messages", f"give [{_MESSAGE}]")
     checked, faults = [], []
     for index, message in enumerate(messages):
         reason = _message_fault(message)
-        if reason:
+        media = _media_faults(message, f"messages[{index}]")
+        if media:
+            faults += media
+        elif reason:
             faults.append(Fault(reason, f"messages[{index}]", f"write it as {_MESSAGE}"))
         else:
             checked.append({**message, "content": _joined(message.get("content"))})
@@ -122,6 +131,26 @@ def _message_fault(message: Any) -> str:
     if not isinstance(content, list):
         return f"content {content!r} is neither text nor a list of parts"
     return next((reason for part in content if (reason := _part_fault(part))), "")
+
+
+def _media_faults(message: Any, where: str) -> list[Fault]:
+    """Everything in a message that is no text; a template would drop it, or leave a mark that nothing fills."""
+    if not isinstance(message, Mapping):
+        return []
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    found = [(f"{where}.{name}", name) for name in message if _is_media(name) and message[name]]
+    for number, part in enumerate(parts):
+        if isinstance(part, Mapping):
+            names = [str(part.get("type", "")), *map(str, part)]
+            found += [(f"{where}.content[{number}]", name) for name in names if _is_media(name)][:1]
+    return [Fault(f"{name!r} is not text", place, _TEXT_ONLY) for place, name in found]
+
+
+def _is_media(name: Any) -> bool:
+    """`image`, `images`, `image_url`, `input_image`, `video`, `audio_url` and the like."""
+    pieces = str(name).lower().split("_")
+    return any(piece.removesuffix("s") in _OTHER_MEDIA for piece in pieces)
 
 
 def _part_fault(part: Any) -> str:

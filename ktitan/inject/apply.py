@@ -14,6 +14,7 @@ from ktitan.errors import UnsupportedError, WeightError
 from ktitan.inject.handle import Handle
 from ktitan.inject.hops import add_hop
 from ktitan.inject.journal import Journal
+from ktitan.inject.lora import adapt
 from ktitan.inject.materialize import fill_module, fill_temporary_buffers, stock_dtypes
 from ktitan.inject.phases import PhaseDevices, Phases, PhaseSwitch
 from ktitan.inject.refusals import refuse_methods
@@ -119,6 +120,8 @@ class _Application:
         self._tie()
         self._finish()
         self._check()
+        if self.plan.adapter is not None:
+            adapt(self.model, self.plan.adapter, self.journal)
         refuse_methods(self.model, self.journal)
         if live:
             self._release(replacements, keep_original)

@@ -10,6 +10,7 @@ from torch import nn
 
 from ktitan.errors import UnsupportedError
 from ktitan.inject.journal import Journal
+from ktitan.inject.lora import adapter_bytes
 from ktitan.inject.materialize import stock_dtypes
 from ktitan.operator import Operator
 from ktitan.plan.rows import Plan
@@ -39,6 +40,7 @@ class Handle:
         self._journal: Journal | None = journal
         self._replaced = replaced
         self._originals = originals
+        self._left = dict(model.named_modules(remove_duplicate=False))
         self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
 
     def stats(self) -> dict[str, Any]:
@@ -55,6 +57,8 @@ class Handle:
         packed = [part for module in self._model.modules() if isinstance(module, Operator) for part in module.held()]
         for size in {id(part): part.nbytes for part in packed}.values():
             held["ram"] = held.get("ram", 0) + size
+        for tier, size in adapter_bytes(self._model).items():
+            held[tier] = held.get(tier, 0) + size
         return {"resident_bytes": held, "planned_bytes": self.plan.totals, "limits": self.plan.limits}
 
     @property
@@ -97,7 +101,8 @@ class Handle:
         was its own source), or are read from the source again.
 
         Raises:
-            UnsupportedError: the stock tensors are nowhere any more.
+            UnsupportedError: the stock tensors are nowhere any more, or others (PEFT) have put modules of their own in
+                place of those that injection left: taking back ktitan's edits alone would give neither model.
             WeightError, IoError: the source cannot be read; the model stays injected.
         """
         journal = self._journal
@@ -107,6 +112,7 @@ class Handle:
                 type(self._model).__name__,
                 "call undo() on the original before copying",
             )
+        self._refuse_changed_tree()
         stock_tensors = {path: self._tensors(path, stock) for path, stock in self._replaced}
         kept = self._loaded_state()
         journal.roll_back()
@@ -119,11 +125,24 @@ class Handle:
             self._tie()
         return self._model
 
+    def _refuse_changed_tree(self) -> None:
+        now = dict(self._model.named_modules(remove_duplicate=False))
+        changed = [path for path, module in self._left.items() if now.get(path) is not module]
+        if changed:
+            kind = type(now.get(changed[0]))
+            found = "gone" if changed[0] not in now else f"a {kind.__module__}.{kind.__qualname__}"
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise UnsupportedError(
+                f"modules have been changed since injection: this one is now {found}{more}",
+                changed[0],
+                "take those changes back first (PEFT: unload()), then call undo()",
+            )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         """The handle of a copied model: it knows the plan, but must not undo the original's edits."""
         twin = copy.copy(self)
         twin._model = copy.deepcopy(self._model, memo)
-        twin._journal, twin._replaced, twin._originals = None, [], None
+        twin._journal, twin._replaced, twin._originals, twin._left = None, [], None, {}
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +158,7 @@ class Handle:
             origin=plan.origin,
             notes=plan.notes,
         )
-        left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None}
+        left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None, "_left": {}}
         return {**self.__dict__, **left_out}
 
     def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:

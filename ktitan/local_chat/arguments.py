@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["Budget", "Context", "Device", "GgufPath", "Model", "Plugin", "Ram", "Rules", "Vram", "budget_text"]
+__all__ = [
+    "Budget",
+    "Context",
+    "Device",
+    "Dtype",
+    "GgufPath",
+    "Lora",
+    "Model",
+    "Plugin",
+    "Ram",
+    "Rules",
+    "Vram",
+    "budget_text",
+    "one_adapter",
+]
+
+
+class Dtype(str, Enum):
+    """Numbers that the model computes with."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
 
 MODEL_HELP = "Directory, .gguf file, hub id (org/name, org/name@revision, org/name:Q4_K_M), or demo."
 
@@ -20,6 +46,9 @@ Vram = Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB."
 Ram = Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")]
 Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]
 Context = Annotated[int | None, typer.Option(min=1, help="Tokens that the KV cache has room for.")]
+Lora = Annotated[
+    list[Path] | None, typer.Option("--lora", metavar="DIR", help="PEFT adapter of low-rank pairs for linear modules.")
+]
 Plugin = Annotated[
     str | None, typer.Option(help="Python file or module to import first; it may register operators.", metavar="FILE")
 ]
@@ -29,3 +58,10 @@ def budget_text(budget: str | None, vram: str | None, ram: str | None) -> str | 
     """One budget from `--budget`, `--vram` and `--ram`; None when none is given."""
     limits = [budget, f"vram={vram}" if vram else None, f"ram={ram}" if ram else None]
     return ",".join(filter(None, limits)) or None
+
+
+def one_adapter(given: list[Path] | None) -> Path | None:
+    """The adapter of `--lora`, if any; a second one would be left out in silence otherwise."""
+    if given and len(given) > 1:
+        raise typer.BadParameter("--lora takes one adapter; merge several with peft")
+    return given[0] if given else None

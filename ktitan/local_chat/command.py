@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,26 +13,20 @@ from ktitan.local_chat.arguments import (
     Budget,
     Context,
     Device,
+    Dtype,
     GgufPath,
+    Lora,
     Plugin,
     Ram,
     Rules,
     Vram,
     budget_text,
+    one_adapter,
 )
 from ktitan.local_chat.options import ChatOptions, read_prompt
 from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["chat"]
-
-
-class Dtype(str, Enum):
-    """Numbers that the model computes with."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 def chat(
@@ -63,6 +56,7 @@ def chat(
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
+    lora: Lora = None,
     plugin: Plugin = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text on stderr.")] = False,
 ) -> None:
@@ -74,7 +68,9 @@ def chat(
     name = _one_model(model, model_path)
     if prompt is not None and prompt_file is not None:
         raise typer.BadParameter("give --prompt or --prompt-file, not both")
-    loading = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
+    loading: dict[str, Any] = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
+    if lora:
+        loading["lora"] = one_adapter(lora)
     room = {"budget": budget_text(budget, vram, ram), "context": context}
     shaping = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}

@@ -13,6 +13,7 @@ from ktitan.errors import Fault, HardwareError, RuleError, WeightError
 from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
 from ktitan.operator import MemoryNeed
+from ktitan.plan.adapter import add_adapter
 from ktitan.plan.budget import add_budget
 from ktitan.plan.choose import Chooser, prefill_replace
 from ktitan.plan.devices import device_tier, whole_name
@@ -29,6 +30,7 @@ from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
 from ktitan.plan.visit import Visit, placed, visit_modules
 from ktitan.rules import Location, RuleSet, packaged_folder
 from ktitan.tiers import UNLIMITED, Budget
+from ktitan.weights.adapter import Adapter
 from ktitan.weights.binding import WeightMap, bind
 from ktitan.weights.expression import Expression
 from ktitan.weights.source import WeightSource
@@ -61,6 +63,7 @@ def make_plan(
     context_tokens: int | None = None,
     keep_original: bool = False,
     lenient: bool = False,
+    adapter: Adapter | None = None,
 ) -> Plan:
     """Decide what every module becomes.
 
@@ -76,6 +79,7 @@ def make_plan(
         keep_original: the stock tensors of replaced modules stay in RAM, too.
         lenient: the user did not write these rules: what an operator refuses stays stock with a note, and a rule
             without a hit is no fault.
+        adapter: LoRA adapter to apply to the result.
 
     Returns:
         The plan; what is wrong stands in `plan.problems`, and `plan.check()` raises it.
@@ -88,6 +92,8 @@ def make_plan(
     plan = Plan(weights=weights, origin=rules.origin, budget=budget)
     plan.add_problem(RuleError, rules.faults)
     _decide(plan, inputs, visits)
+    if adapter is not None:
+        add_adapter(plan, model, adapter)
     decided = {decision.path: str(decision.rule.location) for decision in plan.decisions}
     plan.add_problem(RuleError, shared_modules(aliases, decided))
     plan.add_problem(RuleError, [] if lenient else idle_rules(rules, tallies, visits))

@@ -8,11 +8,21 @@ from typing import Any
 
 import torch
 
-from ktitan.errors import BudgetError, Fault, HardwareError, KtitanError, PlanError, RuleError, WeightError
+from ktitan.errors import (
+    BudgetError,
+    Fault,
+    HardwareError,
+    KtitanError,
+    PlanError,
+    RuleError,
+    UnsupportedError,
+    WeightError,
+)
 from ktitan.operator import Operator, OperatorContext
 from ktitan.plan.fold import FoldedRow, fold_rows
 from ktitan.rules import Rule
 from ktitan.tiers import Budget, format_bytes
+from ktitan.weights.adapter import Adapter
 from ktitan.weights.binding import WeightMap
 
 __all__ = ["Choice", "Decision", "Hop", "Plan", "PlanRow"]
@@ -87,6 +97,7 @@ class Plan:
         devices: compute device of each kept module that holds tensors.
         hops: device changes.
         weights: which stored tensors fill what; None for a plan without sources.
+        adapter: the LoRA adapter to apply, or None.
         totals: planned bytes by tier: weights, KV and workspace together.
         parts: the same bytes by tier and use: {"ram": {"weights": ..., "kv": ..., "workspace": ...}}.
         limits: bytes allowed by tier.
@@ -101,6 +112,7 @@ class Plan:
     devices: dict[str, torch.device] = field(default_factory=dict)
     hops: list[Hop] = field(default_factory=list)
     weights: WeightMap | None = None
+    adapter: Adapter | None = None
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
@@ -133,8 +145,8 @@ class Plan:
         """Raise everything that is wrong as one error.
 
         Raises:
-            RuleError, WeightError, HardwareError, BudgetError, PlanError: the first kind in this order that has a
-                fault; the error's `faults` hold those of all kinds.
+            RuleError, WeightError, UnsupportedError, HardwareError, PlanError, BudgetError: the first kind in this
+                order that has a fault; the error's `faults` hold those of all kinds.
         """
         for kind in _ORDER:
             if self.problems.get(kind):
@@ -183,4 +195,11 @@ def _place(fault: Fault) -> tuple[str, int]:
     return (file, int(line)) if line.isdigit() else (fault.where, 0)
 
 
-_ORDER: tuple[type[Any], ...] = (RuleError, WeightError, HardwareError, PlanError, BudgetError)
+_ORDER: tuple[type[Any], ...] = (
+    RuleError,
+    WeightError,
+    UnsupportedError,
+    HardwareError,
+    PlanError,
+    BudgetError,
+)

@@ -17,6 +17,7 @@ LIGHT = [
     ["--version"],
     ["chat", "--help"],
     ["plan", "-h"],
+    ["verify", "--help"],
     ["rules", "check", "--help"],
     ["bench", "--help"],
     ["pull", "--help"],
@@ -33,8 +34,10 @@ LIGHT = [
     ["plan", "--nonsense"],
     ["pull"],
     ["rm"],
+    ["verify", "m", "--rows", "0"],
     ["chat", "m", "--top_p", "7"],
     ["chat", "-p", "no model"],
+    ["chat", "m", "-p", "x", "--lora", "a", "--lora", "b"],
     ["-p", "no model"],
     ["-m", "demo", "--top_k", "-1"],
     ["-m", "demo", "-q", "q4_k"],
@@ -58,7 +61,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 12 + [2] * (len(LIGHT) - 12)
+    codes = [0] * 13 + [2] * (len(LIGHT) - 13)
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 
@@ -66,7 +69,8 @@ def test_version_and_help():
     runner = CliRunner()
     assert runner.invoke(app, ["--version"]).stdout == f"ktitan {ktitan.__version__}\n"
     commands = runner.invoke(app, ["--help"]).stdout
-    assert all(name in commands for name in ("chat", "plan", "pull", "list", "rm", "rules", "bench"))
+    names = ("chat", "plan", "verify", "pull", "list", "rm", "doctor", "rules", "bench")
+    assert all(name in commands for name in names)
 
 
 @pytest.mark.parametrize("name", ["--max-new-tokens", "--max_new_tokens"])
