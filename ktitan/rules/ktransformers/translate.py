@@ -64,7 +64,7 @@ class Translator:
     def _match(self, entry: Entry) -> Match:
         name = Name("") if entry.name is None else whole_path(self._current_name(entry, entry.name))
         cls = entry.cls
-        if cls == _MODULE_LIST and entry.target.operators != (KEEP,):
+        if cls == _MODULE_LIST and entry.name is not None and entry.target.operators != (KEEP,):
             message = f"class {_MODULE_LIST} is left out: the experts of a layer are one module in transformers 5"
             self.remarks.add(message, entry.places["class"])
             cls = None
