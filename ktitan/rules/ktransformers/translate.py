@@ -16,6 +16,7 @@ from ktitan.rules.ktransformers.phases import Phase, phase_of
 from ktitan.rules.ktransformers.reading import boolean
 from ktitan.rules.ktransformers.remarks import Remarks
 from ktitan.rules.match import Match
+from ktitan.rules.regex import compile_regex
 from ktitan.rules.ruleset import KEEP, Replace, Rule
 
 __all__ = ["Translator"]
@@ -63,7 +64,7 @@ class Translator:
     def _match(self, entry: Entry) -> Match:
         name = Name("") if entry.name is None else whole_path(self._current_name(entry, entry.name))
         cls = entry.cls
-        if cls == _MODULE_LIST and entry.target.operators != (KEEP,):
+        if cls == _MODULE_LIST and entry.name is not None and entry.target.operators != (KEEP,):
             message = f"class {_MODULE_LIST} is left out: the experts of a layer are one module in transformers 5"
             self.remarks.add(message, entry.places["class"])
             cls = None
@@ -72,7 +73,9 @@ class Translator:
             if stock.rpartition(".")[2] != cls.rpartition(".")[2]:
                 self.remarks.add(f"class {cls} is {stock} in transformers 5", entry.places["class"])
             cls = stock
-        return Match(re.compile(name.pattern) if name.pattern else None, cls, name.layers)
+        if not name.pattern:
+            return Match(None, cls)
+        return Match(compile_regex(name.pattern, entry.places["name"], self.log), cls, name.layers)
 
     def _current_name(self, entry: Entry, pattern: str) -> str:
         current = pattern.replace("block_sparse_moe", "mlp")

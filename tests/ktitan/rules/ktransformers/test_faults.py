@@ -1,8 +1,11 @@
 """Mistakes in a KTransformers file: all of them at once, each with its line and what helps."""
 
+import random
+from pathlib import Path
+
 import pytest
 
-from ktitan.rules import parse_text
+from ktitan.rules import parse_text, to_yaml
 
 LINEAR = "ktransformers.operators.linear.KTransformersLinear"
 GOOD = "- match: {name: a}\n  replace: {class: default}\n"
@@ -71,3 +74,27 @@ def test_keys_that_mean_nothing_are_left_out_with_a_remark():
     said = {str(note) for note in rules.notes}
     for line, key in ((1, "layers"), (2, "device"), (3, "optional")):
         assert f"k:{line}: key {key!r} means nothing to KTransformers: it is left out" in said
+
+
+def test_a_mutated_file_is_translated_or_faulty():
+    """Whatever is cut out, doubled or overwritten: no exception, and what is whole can be written and read again."""
+    seed = random.randrange(10**9)
+    rng = random.Random(seed)
+    files = sorted(Path(__file__).with_name("files").glob("*.yaml"))
+    texts = [path.read_text("utf-8")[:3000] for path in files]
+    whole = 0
+    for _ in range(100):
+        text = rng.choice(texts)
+        for _ in range(rng.randrange(1, 4)):
+            start = rng.randrange(len(text))
+            end = start + rng.choice([0, 1, 1, 2, 20])
+            filling = rng.choice(
+                ["", "(", "[", "|", "$", "^", "\\", "'", ": ", "null", "5", "\n", text[start:end] * 2, "é", "${x}"]
+            )
+            text = text[:start] + filling + text[end:]
+        rules = parse_text(text, "mutated")
+        assert all(fault.message and fault.where and fault.remedy for fault in rules.faults), (seed, rules.faults)
+        if not rules.faults:
+            whole += 1
+            assert parse_text(to_yaml(rules)) == rules, (seed, text)
+    assert 2 < whole < 98, seed

@@ -141,9 +141,10 @@ def test_names_and_classes_of_older_models():
     rule, notes = one(f"{{class: {EXPERTS}, kwargs: {{prefill_op: null}}}}", match)
     assert (rule.match.name.pattern, str(rule.match.layers)) == (r"model\.layers\.[0-9]+\.mlp\.experts", "0-7")
     assert rule.match.cls is None
-    assert ["block_sparse_moe is called mlp" in note or "ModuleList is left out" in note for note in notes] == [
-        True
-    ] * 2
+    said = sorted(note.partition(": ")[2].split()[0] for note in notes)
+    assert said == ["block_sparse_moe", "class"]
+    rule, _ = one(f"{{class: {EXPERTS}}}", "class: torch.nn.ModuleList")  # the only condition stays
+    assert rule.match.cls == "torch.nn.ModuleList"
 
 
 @pytest.mark.parametrize(
