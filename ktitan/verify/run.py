@@ -6,7 +6,7 @@ is checked: tokens x vocabulary x 4 bytes for a float32 reference, which is 134 
 just fits have no memory for a second one.
 
 Memory beside the loaded model: the logits of one chunk, at most 256 MiB at four bytes each unless `chunk_tokens` says
-otherwise; as much again for the reference's; 100 MiB of float64; 25 bytes a scored position; and the KV cache of one
+otherwise; as much again for the reference's; 200 MiB of float64; 25 bytes a scored position; and the KV cache of one
 window where that is longer than a chunk.
 """
 

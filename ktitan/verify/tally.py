@@ -76,8 +76,11 @@ class Tally:
 
 def _divergence(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """KL(P || Q) [T] from ln P and ln Q [T, V]; what P rules out (-inf) adds nothing."""
-    shares = expected.exp()
-    return torch.where(shares > 0, shares * (expected - found), 0.0).sum(-1)
+    shares, gaps = expected.exp(), expected - found
+    sums = torch.linalg.vecdot(shares, gaps)
+    if bool(torch.isfinite(sums).all()):
+        return sums
+    return torch.where(shares > 0, shares * gaps, 0.0).sum(-1)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[float, float | None]:

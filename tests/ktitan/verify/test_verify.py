@@ -167,6 +167,18 @@ def test_running_states_are_scored_in_whole_passes(monkeypatch):
     assert report.nll == pytest.approx(expected["nll"], rel=1e-5)
 
 
+def test_entries_that_the_reference_rules_out_add_nothing():
+    reference = torch.tensor([[0.0, 1.0, -torch.inf], [2.0, 0.0, 1.0]])
+    logits = torch.tensor([[1.0, 1.0, -torch.inf], [1.0, 0.0, 1.0]])
+    counted = tally.Tally()
+    counted.add(logits, torch.tensor([0, 1]), reference, "here")
+    kept, known = log_softmax(logits[:1, :2].double().numpy()), log_softmax(reference[:1, :2].double().numpy())
+    assert counted.kld[0][0] == pytest.approx((np.exp(known) * (known - kept)).sum())
+    assert counted.kld[0][1] > 0
+    with pytest.raises(UnsupportedError, match="not finite"):  # the model rules out what the reference does not
+        tally.Tally().add(reference, torch.tensor([0, 1]), logits.nan_to_num(neginf=0.0), "here")
+
+
 def test_logits_that_are_no_numbers_are_refused(pair):
     model = tiny_model("llama", seed=4)
     with torch.no_grad():
