@@ -24,8 +24,11 @@ MAX_CONFIG_BYTES = 16 << 20
 MAX_DEPTH = 32
 # Modules are built for each layer, even on meta: a file's word is not taken for more of them than any model has.
 MAX_LAYERS = 4096
+MAX_EXPERTS = 65536
 LARGEST = 2**40
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers", "encoder_layers")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -39,6 +42,11 @@ SIZES = (
     "n_head",
     "d_model",
 )
+LIMITS = {
+    **dict.fromkeys(SIZES, LARGEST),
+    **dict.fromkeys(LAYER_COUNTS, MAX_LAYERS),
+    **dict.fromkeys(EXPERT_COUNTS, MAX_EXPERTS),
+}
 # Numbers that must be finite; the first kind may be 0.
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 BASES = ("rope_theta",)
@@ -103,11 +111,20 @@ def _faults(value: Any, where: str, place: str = "", depth: int = 0) -> Iterator
         full = f"{place}.{name}" if place else name
         if isinstance(entry, dict):
             yield from _faults(entry, where, full, depth + 1)
-        elif name in LAYER_COUNTS or name in SIZES:
-            most = MAX_LAYERS if name in LAYER_COUNTS else LARGEST
-            yield from _number_faults(full, entry, most, where)
+        elif name in LIMITS:
+            yield from _number_faults(full, entry, LIMITS[name], where)
         elif name in EPSILONS or name in BASES:
             yield from _real_faults(full, entry, name in BASES, where)
+    yield from _choice_faults(value, where, place)
+
+
+def _choice_faults(value: dict[str, Any], where: str, place: str) -> Iterator[Fault]:
+    """More experts chosen for a token than there are."""
+    counts = [value[name] for name in EXPERT_COUNTS if type(value.get(name)) is int and value[name] > 0]
+    for name in CHOSEN:
+        if counts and type(value.get(name)) is int and value[name] > max(counts):
+            full = f"{place}.{name}" if place else name
+            yield Fault(f"{full} is {value[name]}, there are {max(counts)} experts", where, "download the file again")
 
 
 def _real_faults(name: str, value: Any, positive: bool, where: str) -> Iterator[Fault]:

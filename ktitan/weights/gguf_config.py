@@ -26,10 +26,22 @@ __all__ = ["FAMILIES", "Family", "config_from_gguf", "generation_config_from_ggu
 logger = logging.getLogger("ktitan.weights.gguf")
 
 SOFTMAX, SIGMOID = 1, 2
+MAX_EXPERTS = 65536
 CONTROL = 3
 # Marks that end a turn; one counts when it is a control token that the file's own chat template writes.
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
 END_OF_QWEN = ("<|im_end|>", "<|endoftext|>")
+
+# What a config class raises for values that it cannot follow.
+_CLASS_FAULTS = (
+    StrictDataclassError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 # config attribute -> key, for whole numbers of at least 1 that every file must have
 SIZES = {
@@ -126,6 +138,7 @@ def _common(keys: GgufKeys, sizes: Mapping[str, str]) -> dict[str, Any]:
     extra = keys.integer("nextn_predict_layers", 0, minimum=0)
     values["num_hidden_layers"] -= extra
     _check_blocks(source, values["num_hidden_layers"], extra)
+    _check_experts(keys)
     values["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     vocabulary = len(keys.items("tokenizer.ggml.tokens", str, required=False)) or keys.integer("vocab_size")
     _check_vocabulary(source, vocabulary)
@@ -146,6 +159,18 @@ def _check_blocks(source: GgufSource, stated: int, extra: int) -> None:
     if not 1 <= stated <= found or extra > found:
         raise FormatError(
             f"the metadata says {stated} blocks, there are tensors for {found}", source.path, "convert the model again"
+        )
+
+
+def _check_experts(keys: GgufKeys) -> None:
+    """Refuse counts of experts that no model has, before each of them is looked for."""
+    count = keys.integer("expert_count", 0, minimum=0)
+    used = keys.integer("expert_used_count", 0, minimum=0)
+    if count > MAX_EXPERTS or (count and used > count):
+        raise FormatError(
+            f"the metadata says {count} experts, {used} of them for a token",
+            keys.source.path,
+            "convert the model again",
         )
 
 
