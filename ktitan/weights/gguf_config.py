@@ -32,17 +32,6 @@ CONTROL = 3
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<EOT>")
 END_OF_QWEN = ("<|im_end|>", "<|endoftext|>")
 
-# What a config class raises for values that it cannot follow.
-_CLASS_FAULTS = (
-    StrictDataclassError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
 # config attribute -> key, for whole numbers of at least 1 that every file must have
 SIZES = {
     "num_hidden_layers": "block_count",

@@ -23,6 +23,7 @@ from support.bad_input import (
     without_rights,
     write,
 )
+from support.gguf_files import entry, raw_gguf
 from support.good_models import copied, save_gguf
 
 SINGLE = "model.safetensors"
@@ -80,6 +81,10 @@ def there(name, make):
         return place / name
 
     return maker
+
+
+def scalar_gguf(path):
+    path.write_bytes(raw_gguf((), [entry("a", [], 0, 0)], b"\0" * 32))
 
 
 def split_gguf(models, place):
@@ -207,6 +212,7 @@ WEIGHTS = [
         "give",
     ),
     Bad("GGUF empty", there("x.gguf", lambda p: p.write_bytes(b"")), FormatError, "x.gguf", "not a GGUF", "give"),
+    Bad("GGUF scalar", there("x.gguf", scalar_gguf), FormatError, "x.gguf", "'a' has 0 dimensions", "copy it again"),
     Bad("GGUF shards lost", lost_gguf_shards, WeightError, "m-00002-of-0000", "shard is missing", "download", 2),
     Bad("GGUF shards cut", broken_gguf_shards, FormatError, "m-00003-of-0000", "ends at byte", "copy it again", 2),
 ]
