@@ -33,12 +33,12 @@ def test_errors_can_be_pickled(error):
     assert (twin.code, str(twin), twin.faults) == (error.code, str(error), error.faults)
 
 
-<<<<<<< HEAD
 def test_names_that_utf8_cannot_say_are_spelled_out():
     """From an index.json, or a path that is no UTF-8: a terminal must not fail over the message."""
     error = ktitan.FormatError("names '\ud800'", "/tmp/\udcff.gguf", "r")
     assert str(error) == "[FormatError] /tmp/\\udcff.gguf: names '\\ud800'\n  remedy: r"
-=======
+
+
 def test_names_out_of_files_cannot_drive_the_terminal():
     error = ktitan.WeightError("no place for it\x07", "\x1b]0;title\x9b \ud800 é 模型", "two\nlines")
     assert str(error) == ("[WeightError] \\x1b]0;title\\x9b \\ud800 é 模型: no place for it\\x07\n  remedy: two\nlines")
@@ -59,4 +59,3 @@ def test_what_the_system_refuses_is_said_with_a_remedy(code, remedy):
     error = ktitan.IoError.of(OSError(code, os.strerror(code)), "cannot be read", "/x")
     assert (error.message, error.where) == (f"cannot be read: {os.strerror(code)}", "/x")
     assert remedy in error.remedy
->>>>>>> 9b39f19 (errors: text that cannot drive a terminal, and its tests)
