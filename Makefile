@@ -56,6 +56,7 @@ asan: $(INSTALLED)
 # Pages that are made from the sources.
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_errors.py
+	$(BIN)/python docs/make_formats.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
