@@ -109,7 +109,7 @@ class translated:
 
     def __init__(self, make: Callable[[str], KtitanError], *others: type[BaseException]) -> None:
         self._make = make
-        self._kinds = (*self._USUAL, *others)
+        self._kinds: tuple[type[BaseException], ...] = (*self._USUAL, *others)
 
     def __enter__(self) -> None:
         return None
