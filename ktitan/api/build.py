@@ -183,7 +183,8 @@ def build_tokenizer(files: ModelFiles, sources: list[WeightSource]) -> PreTraine
 
     with translated(refusal, StrictDataclassError):
         tokenizer: Any = AutoTokenizer.from_pretrained(files.home)
-        tokenizer.decode(tokenizer("a")["input_ids"])  # what its config says is looked at when it is used
+        # Much of what the files say is looked at when it is used: lengths, and the token for what is unknown.
+        tokenizer.decode(tokenizer("a \U0010fffd")["input_ids"])
     return tokenizer
 
 

@@ -84,6 +84,16 @@ def test_a_tokenizer_config_with_wrong_types(tmp_path, stated):
         build_tokenizer(locate(folder), [])
 
 
+def test_a_token_for_the_unknown_that_is_none(tmp_path):
+    """Seen only when a character is unknown, in the middle of a chat."""
+    folder = tokenizer_folder(tmp_path, {})
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["unk_token"] = "nowhere"
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(WeightError, match="nowhere"):
+        build_tokenizer(locate(folder), [])
+
+
 class FromConfig:
     """A model whose generation config was made from its config."""
 
