@@ -60,6 +60,7 @@ asan: $(INSTALLED)
 # Pages that are made from the sources.
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_errors.py
+	$(BIN)/python docs/make_formats.py
 
 # A wheel with all units for x86-64 in dist/. Old build folders would bring files that are gone.
 wheel: $(INSTALLED) .venv-wheel/.installed

@@ -132,12 +132,14 @@ def handed_up(tree: ast.AST, codes: set[str]) -> Iterator[tuple[str, str]]:
 
 def class_of(node: ast.AST, codes: set[str]) -> str:
     """The class that a call of `from_faults` or `add_problem` names, or ""."""
-    if called(node) == "from_faults":
-        name = getattr(getattr(node.func, "value", None), "id", "")  # type: ignore[attr-defined]
-    elif called(node) == "add_problem" and node.args:  # type: ignore[attr-defined]
-        name = getattr(node.args[0], "id", "")  # type: ignore[attr-defined]
-    else:
-        name = ""
+    if not isinstance(node, ast.Call):
+        return ""
+    holder: ast.AST | None = None
+    if called(node) == "from_faults" and isinstance(node.func, ast.Attribute):
+        holder = node.func.value
+    elif called(node) == "add_problem" and node.args:
+        holder = node.args[0]
+    name = getattr(holder, "id", "")
     return name if name in codes else ""
 
 

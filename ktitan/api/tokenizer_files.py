@@ -40,7 +40,8 @@ def load_tokenizer(home: Path) -> PreTrainedTokenizerBase:
     try:
         with refused(FormatError, "the tokenizer cannot be used", home, "download the tokenizer's files again"):
             tokenizer: Any = AutoTokenizer.from_pretrained(home, trust_remote_code=False, local_files_only=True)
-            tokenizer.decode(tokenizer("a")["input_ids"])  # what its config says is looked at when it is used
+            # Much of what the files say is looked at when it is used: lengths, and the token for what is unknown.
+            tokenizer.decode(tokenizer("a \U0010fffd")["input_ids"])
     except FormatError as error:
         raise _diagnosed(home, settings, error) from error
     return tokenizer

@@ -29,6 +29,8 @@ def readable(error):
         require(fault.message and fault.remedy, f"no message or remedy: {fault!r}")
         require(len(str(fault)) < 10_000, f"{len(str(fault))} characters of {str(fault)[:200]!r}")
         str(fault).encode("utf-8")
+    # torch says it with a RuntimeError, which looks like any other refusal.
+    require("allocate" not in str(getattr(error, "__cause__", "")), f"memory was asked for: {error!r}")
 
 
 def source(path):

@@ -67,6 +67,8 @@ def run_all(options):
             found = queue.get()
             open_shares -= found is None
             results += [] if found is None else [found]
+            if found is not None:
+                print(f"  a share of {found[0]} is done", file=sys.stderr, flush=True)
         time.sleep(0.05)
     for worker, progress in workers:
         worker.join()

@@ -95,7 +95,7 @@ CONFIGS = [
     odd("dtype", "int8", "not a floating-point dtype", "model$", "named in config.json"),
     odd("pad_token_id", 500, "Padding_idx must be within", "model$", "named in config.json"),
     odd("model_type", "lama", "'lama' is not known to transformers", CONFIG, "did you mean '.*'.* update transformers"),
-    odd("model_type", "t5", "'t5' is no causal language model", "model$", "continues text"),
+    odd("model_type", "t5", "encoder-decoder, which is not run", "t5", "decoder-only"),
     odd("quantization_config", {"quant_method": "fp8"}, "packed checkpoints.*'fp8'", "model$", "unpacked checkpoint"),
 ]
 EMBEDDING = "^model.embed_tokens.weight$"

@@ -172,9 +172,7 @@ FOLDERS = [
     Bad("pipe as GGUF", there("x.gguf", os.mkfifo), WeightError, "x.gguf$", "a pipe", "give a folder"),
     Bad("device", lambda models, place: "/dev/zero", WeightError, "/dev/zero", "a device", "give a folder"),
     Bad("endless name", lambda models, place: "x" * 5000, IoError, "x{99}", "name too long", "check the path"),
-    Bad(
-        "no hub's name", lambda models, place: "a/b..c", WeightError, "a/b..c", "the hub does not give it", "check the"
-    ),
+    Bad("no hub's name", lambda models, place: "a/b..c", WeightError, "a/b..c", "no such file or folder", "a hub id"),
     Bad("NUL", lambda models, place: "a\0b", IoError, "a", "null byte", "check the path"),
     Bad("no path", lambda models, place: "", WeightError, "MODEL", "not a model", "give a folder"),
     Bad("a number", lambda models, place: 5, WeightError, "MODEL", "5 is not a model", "give a folder"),

@@ -146,7 +146,7 @@ HUGE = {
     "array of numbers": (huge(NUMBERS), "all arrays together"),
     "array of strings": (huge(text("k") + struct.pack("<IIQ", ARRAY, STRING, 30 << 20)), "all arrays together"),
     "many small arrays": (huge((text("k") + struct.pack("<IIQ", ARRAY, 0, 0)) * 70000, (0, 70000)), "at most"),
-    "zeros for tensors": (huge(counts=(1 << 20, 0)), "'' is there twice"),
+    "zeros for tensors": (huge(counts=(1 << 20, 0)), "'' has 0 dimensions"),
     "too many tensors": (huge(counts=(10 << 20, 0)), "at most"),
     "long key": (huge(struct.pack("<Q", 100 << 20)), "is 104857600 bytes long"),
     "long name": (huge(struct.pack("<Q", 100 << 20), (1, 0)), "is 104857600 bytes long"),
