@@ -90,7 +90,7 @@ def test_a_token_for_the_unknown_that_is_none(tmp_path):
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["unk_token"] = "nowhere"
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(WeightError, match="nowhere"):
+    with pytest.raises(FormatError, match="nowhere"):
         build_tokenizer(locate(folder), [])
 
 

@@ -152,7 +152,7 @@ def test_shard_names_that_no_file_can_have(tmp_path, name):
 @pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"weight_map":' * 100_000])
 def test_an_index_nested_without_end(tmp_path, text):
     (tmp_path / INDEX_NAME).write_text(text)
-    with pytest.raises(FormatError, match="index.json: not valid JSON"):
+    with pytest.raises(FormatError, match=r"index\.json: not valid JSON"):
         open_source(tmp_path)
 
 
