@@ -45,7 +45,8 @@ ALLOWED = {
     },
     "local_chat": {"api", "planner", "errors", "env", "tiers"},
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
-    "cli": {"api", "planner", "local_chat", "bench", "errors", "env", "tiers"},
+    "server": {"api", "errors"},
+    "cli": {"api", "planner", "local_chat", "server", "bench", "errors", "env", "tiers"},
     "injection_rules": set(),
     "__init__": {"api", "env", "errors", "operator", "registry"},
 }

@@ -10,6 +10,7 @@ import ktitan
 from ktitan.bench.command import register as register_bench
 from ktitan.cli.plan import plan
 from ktitan.cli.rules import rules
+from ktitan.cli.serve import serve
 from ktitan.local_chat.command import chat
 from ktitan.local_chat.terminal import APP_OPTIONS, CONTEXT_SETTINGS, GuardedGroup
 
@@ -17,6 +18,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(cls=GuardedGroup, no_args_is_help=True, context_settings=CONTEXT_SETTINGS, **APP_OPTIONS)
 app.command("chat")(chat)
+app.command("serve")(serve)
 app.command("plan")(plan)
 app.add_typer(rules, name="rules")
 register_bench(app)
