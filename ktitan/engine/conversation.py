@@ -84,7 +84,7 @@ def check_messages(messages: Any) -> list[Message]:
         UnsupportedError: not a non-empty list of messages, an unknown role, or content of another kind; all at once.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
-        raise UnsupportedError("messages must be a non-empty list", remedy=f"give [{_MESSAGE}]")
+        raise UnsupportedError("messages must be a non-empty list", "messages", f"give [{_MESSAGE}]")
     checked, faults = [], []
     for index, message in enumerate(messages):
         reason = _message_fault(message)

@@ -44,6 +44,7 @@ class GenerationStats:
         new_tokens: tokens handed out; the end mark is not one of them.
         decode_steps: forward passes after the prompt's.
         decode_seconds: time of those passes.
+        kv_bytes: what the sequence's keys and values take now; 0 where the cache does not tell.
         stop_reason: "stop" (end mark or stop string), "length", "context" (the model's positions ran out), or "closed"
             (the reader went away); empty while it runs.
     """
@@ -53,6 +54,7 @@ class GenerationStats:
     new_tokens: int = 0
     decode_steps: int = 0
     decode_seconds: float = 0.0
+    kv_bytes: int = 0
     stop_reason: str = ""
 
     @property
@@ -285,7 +287,10 @@ class _Decoder:
         self.seen += tokens
         paged = isinstance(self._cache, KtitanCache)
         with step(self._cache.step_context(tokens)) if paged else nullcontext():
-            return self._model(input_ids=input_ids, **arguments).logits[:, -1, :]
+            logits: torch.Tensor = self._model(input_ids=input_ids, **arguments).logits[:, -1, :]
+        if paged:
+            self.stats.kv_bytes = getattr(self._cache.pool, "allocated_bytes", 0)
+        return logits
 
 
 def _prompt_row(input_ids: torch.Tensor | Sequence[int]) -> torch.Tensor:

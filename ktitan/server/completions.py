@@ -22,6 +22,7 @@ def completion_choices(service: Service, body: CompletionRequest) -> list[Choice
     Raises:
         KtitanError, ApiError: options or a prompt's length are refused.
     """
+    service.check_ids("logit_bias", body.bias)
     choices = []
     for prompt in body.prompts:
         prompt_ids, ends = _encoded(service, prompt, body.suffix)
@@ -49,11 +50,13 @@ def completion_form(service: Service, body: CompletionRequest, count: int) -> Co
 
 
 def _encoded(service: Service, prompt: str | list[int], suffix: str | None) -> tuple[list[int], frozenset[int]]:
-    if suffix is None:
-        ids = encode_text(service.tokenizer, prompt) if isinstance(prompt, str) else prompt
-        return ids, frozenset()
     if not isinstance(prompt, str):
-        raise ApiError(400, "suffix needs a prompt that is text", "suffix", "unsupported")
+        if suffix is not None:
+            raise ApiError(400, "suffix needs a prompt that is text", "suffix", "unsupported")
+        service.check_ids("prompt", prompt)
+        return prompt, frozenset()
+    if suffix is None:
+        return encode_text(service.tokenizer, prompt), frozenset()
     return fill_prompt(service.tokenizer, prompt, suffix)
 
 

@@ -24,7 +24,6 @@ class Job:
         usage: tokens so far.
         stop_asked: set when nobody wants the rest; the model's thread looks at it between two forward passes.
         stats: figures of the answer that is being made (`ktitan.api.GenerationStats`).
-        kv_bytes: what its keys and values take now.
         is_read: the reader has seen the end.
     """
 
@@ -34,7 +33,6 @@ class Job:
         self.usage = Usage(prompt_tokens=prompt_tokens)
         self.stop_asked = threading.Event()
         self.stats: Any = None
-        self.kv_bytes = 0
         self.is_read = False
         self.queued_at = time.monotonic()
         self.started_at: float | None = None

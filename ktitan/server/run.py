@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -46,6 +47,9 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Handle SIGINT and SIGTERM while the server runs; uvicorn's own would raise them again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -55,6 +59,8 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Stop accepting, and end what runs within the time that the options give; from any thread."""
+        if self.should_exit:
+            return
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.service.engine.drain, self.service.options.shutdown_seconds)
@@ -67,6 +73,8 @@ class Server(uvicorn.Server):
 
 def make_server(service: Service) -> Server:
     """The server for a bound socket: `make_server(service).run(sockets=[listener])`."""
+    # Its lines hold query strings, where some clients put their keys.
+    logging.getLogger("uvicorn.access").disabled = True
     config = uvicorn.Config(
         make_app(service),
         http="h11",

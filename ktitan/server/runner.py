@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from ktitan.api import GenerationStats, PromptProgress, generate_steps, new_cache
+from ktitan.api import GenerationStats, PromptProgress, generate_steps
 from ktitan.server.answer import AnswerText, Choice
 from ktitan.server.events import Done, Finish, Prefill
 from ktitan.server.job import Job
@@ -28,7 +28,6 @@ def run_job(model: Any, tokenizer: Any, job: Job, chunk_tokens: int) -> None:
 def _run_choice(model: Any, tokenizer: Any, job: Job, choice: Choice, index: int, chunk_tokens: int) -> bool:
     """Make one answer; False when it was not wanted to its end."""
     answer = AnswerText(tokenizer, choice, index)
-    cache = new_cache(model)
     job.stats = stats = GenerationStats()
     steps = generate_steps(
         model,
@@ -38,17 +37,14 @@ def _run_choice(model: Any, tokenizer: Any, job: Job, choice: Choice, index: int
         eos_ids=choice.end_ids,
         ignore_eos=choice.ignore_eos,
         chunk_tokens=chunk_tokens,
-        cache=cache,
         stats=stats,
         likeliest=choice.likeliest,
     )
-    pool = getattr(cache, "pool", None)
     try:
         with closing(steps):
             for step in steps:
                 if job.stop_asked.is_set():
                     return False
-                job.kv_bytes = getattr(pool, "allocated_bytes", 0)
                 if isinstance(step, PromptProgress):
                     job.emit(Prefill(step.done_tokens, step.total_tokens))
                 elif delta := answer.push(step):

@@ -134,6 +134,11 @@ class CommonRequest(BaseModel):
         """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def bias(self) -> dict[int, float]:
+        """Bias of each token's logit."""
+        return {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
+
     def sampling(self, generation_config: Any, choice: int) -> Sampling:
         """How the tokens of one choice are chosen; each choice has a seed of its own.
 
@@ -152,7 +157,7 @@ class CommonRequest(BaseModel):
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            logit_bias={int(token): float(bias) for token, bias in (self.logit_bias or {}).items()} or None,
+            logit_bias=self.bias or None,
             seed=seed,
         )
 

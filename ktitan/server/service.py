@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ktitan.api import end_ids
@@ -27,8 +27,8 @@ ResultT = TypeVar("ResultT")
 
 def model_id(name: str) -> str:
     """What a model calls itself: the name of its folder or file, or a hub id as it is."""
-    path = PurePath(name)
-    is_hub_id = len(path.parts) == 2 and not path.suffix and not name.startswith((".", "/"))
+    path = Path(name)
+    is_hub_id = len(path.parts) == 2 and not path.is_absolute() and not path.exists()
     return name if is_hub_id or not path.name else path.name.removesuffix(".gguf")
 
 
@@ -49,6 +49,7 @@ class Service:
         self.context = Context(context_tokens(model, options.context_tokens))
         self.generation_config = getattr(model, "generation_config", None)
         self.end_ids = end_ids(model, tokenizer)
+        self._vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
         self.thinks = thinks(tokenizer)
         self.token_bytes = TokenBytes(tokenizer)
         self.metrics = Metrics()
@@ -70,6 +71,16 @@ class Service:
         if asked is not None and asked not in self._names:
             message = f"there is no model {asked!r} here; this server has {self.id!r}, also called {', '.join(ALIASES)}"
             raise ApiError(404, message, "model", "model_not_found")
+
+    def check_ids(self, field: str, ids: Iterable[int]) -> None:
+        """Refuse token ids that the model does not have, before anything is queued.
+
+        Raises:
+            ApiError: 400.
+        """
+        wrong = next((one for one in ids if self._vocabulary and one >= self._vocabulary), None)
+        if wrong is not None:
+            raise ApiError(400, f"token id {wrong} is not among the model's {self._vocabulary}", field, "invalid_value")
 
     async def encode(self, work: Callable[[], ResultT]) -> ResultT:
         """The result of `work`, which uses the tokenizer, without holding up the event loop."""

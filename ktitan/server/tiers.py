@@ -48,7 +48,8 @@ class Tiers:
 
     def _tier(self, tier: str) -> dict[str, Any]:
         running = self._engine.running
-        kv = int((running.kv_bytes if running else 0) * self._kv_shares.get(tier, 0))
+        kv_bytes = running.stats.kv_bytes if running and running.stats else 0
+        kv = int(kv_bytes * self._kv_shares.get(tier, 0))
         weights = self._weights.get(tier, 0)
         return {
             "used_bytes": weights + kv,

@@ -17,6 +17,7 @@ LIGHT = [
     ["--version"],
     ["chat", "--help"],
     ["plan", "-h"],
+    ["serve", "--help"],
     ["rules", "check", "--help"],
     ["bench", "--help"],
     [],
@@ -25,6 +26,7 @@ LIGHT = [
     ["nonsense"],
     ["plan"],
     ["plan", "--nonsense"],
+    ["serve"],
     ["chat", "m", "--top_p", "7"],
     ["chat", "-p", "no model"],
 ]
@@ -35,7 +37,7 @@ for words in {arguments!r}:
     try:
         app(words, prog_name="ktitan")
     except SystemExit as end:
-        heavy = sorted({{"torch", "transformers", "numpy", "numba"}} & set(sys.modules))
+        heavy = sorted({{"torch", "transformers", "numpy", "numba", "fastapi", "uvicorn"}} & set(sys.modules))
         sys.stderr.write(f"END {{words}} {{end.code}} {{heavy}}\\n")
 """
 
@@ -43,7 +45,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 6 + [2] * 8
+    codes = [0] * 7 + [2] * 9
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 
@@ -51,7 +53,7 @@ def test_version_and_help():
     runner = CliRunner()
     assert runner.invoke(app, ["--version"]).stdout == f"ktitan {ktitan.__version__}\n"
     commands = runner.invoke(app, ["--help"]).stdout
-    assert all(name in commands for name in ("chat", "plan", "rules", "bench"))
+    assert all(name in commands for name in ("chat", "serve", "plan", "rules", "bench"))
 
 
 @pytest.mark.parametrize("name", ["--max-new-tokens", "--max_new_tokens"])
