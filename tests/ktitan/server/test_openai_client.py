@@ -101,7 +101,7 @@ def test_errors_become_the_clients_own(client, echo):
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4o", messages=CHINESE)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError, match="json_schema|response_format"):
+    with pytest.raises(openai.BadRequestError, match="response_format"):
         client.chat.completions.create(
             model="titan", messages=CHINESE, response_format={"type": "json_schema", "json_schema": {"name": "x"}}
         )
