@@ -11,12 +11,18 @@ from ktitan.server.errors import ApiError
 
 __all__ = ["MAX_CHOICES", "MAX_PROMPTS", "ChatRequest", "CommonRequest", "CompletionRequest", "StreamOptions"]
 
-MAX_CHOICES, MAX_PROMPTS, MAX_LIKELIEST = 16, 64, 20
+MAX_CHOICES, MAX_PROMPTS, MAX_ANSWERS, MAX_LIKELIEST = 16, 64, 128, 20
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+# Checked by the engine, which knows more of them than a schema can say; this is for the document.
 Message = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -27,7 +33,7 @@ Message = Annotated[
                 "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
                 "content": {
                     "description": "Text, or parts of type text; null only beside tool_calls.",
-                    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}],
+                    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
                 },
             },
         }
@@ -208,6 +214,8 @@ class CompletionRequest(CommonRequest):
     def _refuse_combinations(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ApiError(400, "best_of other than n is not supported", "best_of", "unsupported")
+        if len(self.prompts) * (self.n or 1) > MAX_ANSWERS:
+            raise ApiError(400, f"prompts times n is more than {MAX_ANSWERS} answers", "n", "invalid_value")
         if self.echo and self.logprobs is not None:
             raise ApiError(400, "log probabilities of an echoed prompt are not supported", "echo", "unsupported")
         return self

@@ -57,7 +57,7 @@ def following(seen):
         return END if seen[-1] == ord("z") else (seen[-1] + 1) % 256
     asked = seen[starts[-2] : starts[-1]]
     # The message lies between the line of its role and "<|end|>\n".
-    script = [*asked[asked.index(NEWLINE) + 1 : -2], END]
+    script = [*asked[asked.index(NEWLINE) + 1 : -2], END] if NEWLINE in asked else [END]
     answer = seen[starts[-1] :]
     said = len(answer) - answer.index(NEWLINE) - 1 if NEWLINE in answer else 0
     return script[said % len(script)]

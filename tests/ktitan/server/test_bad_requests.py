@@ -88,6 +88,10 @@ def test_a_wrong_field_of_a_completion_is_named(echo, name, value):
     refused(echo.request("POST", COMPLETE, {"prompt": "x", name: value}), name)
 
 
+def test_answers_of_one_request_are_bounded(echo):
+    refused(echo.request("POST", COMPLETE, {"prompt": ["x"] * 64, "n": 3}), "n")
+
+
 def test_ids_outside_the_vocabulary_are_refused(echo):
     assert "264" in refused(echo.complete([1, 264]), "prompt")["message"]
     refused(echo.request("POST", COMPLETE, {"prompt": [1, 2**31 - 1], "stream": True}), "prompt")

@@ -228,6 +228,23 @@ def test_greedy_answers_equal_ktitan_stream(rig, changes):
         assert joined(client.stream(**body)) == expected
 
 
+def test_an_answer_does_not_depend_on_those_before_it(rig):
+    model, tokenizer = rig.random_model(random.randrange(10**6), eos_token_id=None), rig.byte_tokenizer(None)
+    prompts = [bytes(random.randrange(97, 123) for _ in range(size)).decode() for size in (30, 30, 70)]
+    runs = [prompts[0], prompts[0], prompts[0] + prompts[1], prompts[0][:-1], prompts[2], prompts[0]]
+    options = {"max_tokens": 12, "temperature": 0, "logprobs": 1}
+
+    def ask(client, prompt):
+        answer = client.complete(prompt, **options).json
+        return answer["choices"], answer["usage"]
+
+    with serving(model, tokenizer) as client:
+        warm = [ask(client, prompt) for prompt in runs]
+    for prompt, answer in zip(runs, warm, strict=True):
+        with serving(model, tokenizer) as client:
+            assert ask(client, prompt) == answer
+
+
 def test_end_marks_of_config_and_tokenizer_add_up(rig):
     model = EchoModel()
     model.generation_config.eos_token_id = [259, ord("7")]

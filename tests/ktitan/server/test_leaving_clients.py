@@ -1,8 +1,10 @@
 """A client who leaves: queued, in the prompt, in mid answer, streaming or not. The work ends within a step."""
 
 import json
+import os
 import random
 import socket
+import threading
 import time
 
 import pytest
@@ -87,6 +89,11 @@ def test_a_reader_who_stops_reading_does_not_hold_the_model(echo):
 
 
 def test_many_who_leave_at_random_and_the_answers_between_are_clean(echo):
+    def held():
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(echo.service.engine.queue)
+
+    echo.chat("first")
+    before = held()
     echo.model.delay = 0.001
     for number in range(40):
         body = echo.chat_body("x" * random.randrange(1, 300), stream=random.random() < 0.7, max_tokens=200)
@@ -96,6 +103,8 @@ def test_many_who_leave_at_random_and_the_answers_between_are_clean(echo):
         if number % 4 == 0:
             text = f"answer {number}"
             assert echo.chat(text).json["choices"][0]["message"]["content"] == text
+    echo.wait_idle()
+    wait_for(lambda: held() <= before)
 
 
 def test_a_request_that_is_cut_in_its_body(echo):
