@@ -23,6 +23,7 @@ def chat_choices(service: Service, body: ChatRequest) -> list[Choice]:
         KtitanError, ApiError: messages, options or the prompt's length are refused.
     """
     text = render_messages(service.tokenizer, [_parsed_calls(message) for message in body.messages], _variables(body))
+    service.check_text("messages", text)
     prompt_ids = encode_rendered(service.tokenizer, text)
     service.check_ids("logit_bias", body.bias)
     longest = service.context.answer_tokens(len(prompt_ids), body.most_tokens, "messages")

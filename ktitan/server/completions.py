@@ -55,8 +55,10 @@ def _encoded(service: Service, prompt: str | list[int], suffix: str | None) -> t
             raise ApiError(400, "suffix needs a prompt that is text", "suffix", "unsupported")
         service.check_ids("prompt", prompt)
         return prompt, frozenset()
+    service.check_text("prompt", prompt)
     if suffix is None:
         return encode_text(service.tokenizer, prompt), frozenset()
+    service.check_text("suffix", suffix)
     return fill_prompt(service.tokenizer, prompt, suffix)
 
 

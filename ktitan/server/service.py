@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ktitan.api import end_ids
+from ktitan.api import encode_text, end_ids
 from ktitan.server.engine import Engine
 from ktitan.server.errors import ApiError
 from ktitan.server.limits import Context, context_tokens
@@ -81,6 +81,14 @@ class Service:
         wrong = next((one for one in ids if self._vocabulary and one >= self._vocabulary), None)
         if wrong is not None:
             raise ApiError(400, f"token id {wrong} is not among the model's {self._vocabulary}", field, "invalid_value")
+
+    def check_text(self, field: str, text: str) -> None:
+        """Refuse a text that is far too long, before all of it is encoded; see `Context.check_text`.
+
+        Raises:
+            ApiError: 400.
+        """
+        self.context.check_text(text, lambda part: len(encode_text(self.tokenizer, part)), field)
 
     async def encode(self, work: Callable[[], ResultT]) -> ResultT:
         """The result of `work`, which uses the tokenizer, without holding up the event loop."""

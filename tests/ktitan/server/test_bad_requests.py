@@ -5,6 +5,11 @@ import random
 
 import pytest
 
+from ktitan.server import service
+
+from support.echo_model import EchoModel
+from support.serving import serving
+
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "x"}]
 
@@ -153,6 +158,31 @@ def test_a_prompt_that_cannot_fit_is_refused_before_work_with_what_fits(echo):
     assert len(echo.model.passes) == passes
     fits = echo.complete("x" * (limit - 1), max_tokens=9)
     assert (fits.json["choices"][0]["text"], fits.json["choices"][0]["finish_reason"]) == ("y", "length")
+
+
+def test_a_text_far_too_long_is_refused_by_its_beginning(echo, monkeypatch):
+    limit = echo.service.context.tokens
+    encoded = []
+    encode = service.encode_text
+    monkeypatch.setattr(
+        service, "encode_text", lambda tokenizer, text: encoded.append(len(text)) or encode(tokenizer, text)
+    )
+    for path, body, field in (
+        (COMPLETE, {"prompt": "word " * 1_900_000}, "prompt"),
+        (CHAT, echo.chat_body("word " * 1_900_000), "messages"),
+    ):
+        error = refused(echo.request("POST", path, body), field)
+        assert error["code"] == "context_length_exceeded"
+        assert f"at most {limit - 1} fit" in error["message"]
+    assert encoded == [8 * limit] * 2
+
+
+def test_long_words_are_encoded_whole(rig):
+    tokenizer = rig.byte_tokenizer()
+    tokenizer.add_tokens(["long" * 30])
+    with serving(EchoModel(positions=100, vocabulary=300), tokenizer) as client:
+        assert client.complete("long" * 30 * 99, max_tokens=1).status == 200
+        refused(client.complete("long" * 30 * 100), "prompt")
 
 
 def test_no_room_for_nothing_but_a_smaller_answer(echo):
