@@ -19,12 +19,12 @@ class StandIn:
     questions instead: (status, message, headers).
     """
 
-    def __init__(self, page: Path, policy: str):
-        self.page, self.policy = page, policy
+    def __init__(self, page: Path, headers: dict[str, str]):
+        self.page, self.headers = page, headers
         self.script = ["Hello."]
         self.refusals = []
         self.key = None
-        self.tiers = None
+        self.tiers = {}
         self.questions = []
         self.vanished = queue.Queue()  # one entry for each client that left in mid answer
         self.polls = 0
@@ -49,8 +49,7 @@ def handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Content-Security-Policy", stand_in.policy)
-            for name, value in dict(headers).items():
+            for name, value in {**stand_in.headers, **dict(headers)}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
@@ -65,9 +64,9 @@ def handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
             return known
 
         def do_GET(self):
-            path = self.path.partition("?")[0].lstrip("/") or "page/index.html"
-            file = stand_in.page / path.removeprefix("page/")
-            if path.startswith("page/") and file.is_file():
+            path = self.path.partition("?")[0].lstrip("/") or "index.html"
+            file = stand_in.page / path
+            if file.is_file():
                 self.give(200, file.read_bytes(), TYPES.get(file.suffix, "text/plain"))
             elif path == "v1/models" and self.welcome():
                 self.give(200, json.dumps({"data": [{"id": MODEL}]}).encode())

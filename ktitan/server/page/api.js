@@ -33,7 +33,7 @@ async function failure(response) {
     // A proxy's page or plain text: shown as it is.
   }
   if (typeof message !== "string") message = JSON.stringify(message);
-  if (response.status === 401 || response.status === 403) return new ApiError("key", message);
+  if (response.status === 401) return new ApiError("key", message);
   if (response.status === 429) return new ApiError("busy", message, Number(response.headers.get("Retry-After")) || 5);
   if (response.status < 500) return new ApiError("refused", message || `HTTP ${response.status}`);
   return new ApiError("fault", message || `HTTP ${response.status}`);

@@ -127,5 +127,6 @@ document.addEventListener("opened", () => {
 });
 document.addEventListener("keyWanted", () => enterKey(chat.regenerate));
 await chat.open(location.hash.slice(1));
+root.dataset.ready = "";
 showModel();
 $("question").focus();

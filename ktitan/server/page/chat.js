@@ -3,7 +3,7 @@
 import { $, announce } from "./dom.js";
 import { AnswerView, QuestionView } from "./message_view.js";
 import { kept, keep } from "./prefs.js";
-import { newId, Run, runOf, TAB } from "./runs.js";
+import { leaveUnfinished, newId, Run, runOf, TAB, takeUnfinished } from "./runs.js";
 import { onChangeElsewhere, read, write } from "./store.js";
 import { t } from "./strings.js";
 
@@ -32,6 +32,7 @@ function tell(name) {
 
 /** Answers that nobody writes any more: this tab was reloaded, or the tab that wrote is gone. */
 function markInterrupted(one) {
+  takeUnfinished(one);
   for (const message of one.messages) {
     const alone = message.tab === TAB || Date.now() - message.at > ABANDONED_MS;
     if (message.state === "streaming" && alone) message.state = "cut";
@@ -169,4 +170,4 @@ onChangeElsewhere(async (id) => {
   if (found) Object.assign(conversation, found);
   redraw();
 });
-addEventListener("pagehide", () => Run.keepAll());
+addEventListener("pagehide", leaveUnfinished);

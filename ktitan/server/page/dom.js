@@ -33,8 +33,8 @@ export function icon(name) {
 
 /** A button with an icon; its label is read aloud and shown on hover, or beside the icon when `text` is true. */
 export function button(name, label, onclick, { text = false, ...props } = {}) {
-  const more = text ? {} : { "aria-label": label, title: label };
-  return h("button", { type: "button", class: text ? "quiet" : "quiet square", onclick, ...more, ...props }, icon(name), text ? label : null);
+  const shown = text ? h("span", { class: "label" }, label) : null; // the style sheet hides it where space is short
+  return h("button", { type: "button", class: text ? "quiet" : "quiet square", title: label, "aria-label": label, onclick, ...props }, icon(name), shown);
 }
 
 /** Put text on the clipboard, also where the page has no secure context (plain http in a home network). */

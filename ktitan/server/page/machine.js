@@ -5,7 +5,7 @@ import { current } from "./chat.js";
 import { $, h } from "./dom.js";
 import { short } from "./message_view.js";
 import { runOf } from "./runs.js";
-import { t } from "./strings.js";
+import { t, tokensText } from "./strings.js";
 
 const TIERS = ["vram", "ram", "nvme"];
 const POLL_MS = 2000;
@@ -38,13 +38,22 @@ function drawTier(name) {
   meter.firstElementChild.style.transform = `scaleX(${share})`;
 }
 
-/** Draw what was seen last; null figures are said to be none, never shown as zero. */
+/** Share of accesses that found their weights in a tier, for each tier that counts them; null when none does. */
+function hitsText(found) {
+  const counted = TIERS.filter((name) => (found[name]?.hits ?? null) !== null && found[name].hits + found[name].misses > 0);
+  const share = (name) => `${t(`tier_${name}`)} ${short((100 * found[name].hits) / (found[name].hits + found[name].misses))} %`;
+  return counted.length ? counted.map(share).join(" · ") : null;
+}
+
+/** Draw what was seen last; figures that are null are said to be none, never shown as zero. */
 function draw() {
   TIERS.forEach(drawTier);
-  const idle = t(seen ? "notStreaming" : "unknown");
-  $("hits").textContent = seen?.hits === null || seen?.hits === undefined ? idle : `${short(100 * seen.hits)} %`;
-  const rate = seen?.drive_bytes_per_second;
-  $("drive").textContent = rate === null || rate === undefined ? idle : `${bytesText(rate)}/s`;
+  const found = seen?.tiers ?? {};
+  const none = t(seen ? "notStreaming" : "unknown");
+  const rate = found.nvme?.read_bytes_per_second ?? null;
+  $("hits").textContent = hitsText(found) ?? none;
+  $("drive").textContent = rate === null ? none : t("perSecond", { amount: bytesText(rate) });
+  $("queue").textContent = seen?.queue ? t("queueText", seen.queue) : t("unknown");
   drawLast();
 }
 
@@ -54,8 +63,8 @@ function drawLast() {
   const or = (value, text) => (value === null || value === undefined ? t("noAnswer") : text(value));
   $("rate").textContent = or(stats?.rate, (rate) => t("speed", { rate: short(rate) }));
   $("first").textContent = or(stats?.first, (first) => t("seconds", { count: short(first) }));
-  $("prompt-tokens").textContent = or(stats?.promptTokens, (count) => t("tokens", { count }));
-  $("answer-tokens").textContent = or(stats?.tokens, (count) => t("tokens", { count }));
+  $("prompt-tokens").textContent = or(stats?.promptTokens, tokensText);
+  $("answer-tokens").textContent = or(stats?.tokens, tokensText);
 }
 
 async function poll() {
@@ -83,7 +92,7 @@ export function start() {
   document.addEventListener("panel", poll);
   document.addEventListener("language", draw);
   document.addEventListener("answered", (event) => {
-    last = event.detail;
+    if (event.detail.stats) last = event.detail;
     drawLast();
     poll();
   });

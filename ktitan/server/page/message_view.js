@@ -2,7 +2,7 @@
 
 import { announce, button, copyText, h } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
-import { t } from "./strings.js";
+import { t, tokensText } from "./strings.js";
 
 const UNFINISHED = { stopped: "stopped", cut: "cut" };
 const FAILURES = { busy: "errorBusy", refused: "errorRefused", fault: "errorFault", unreachable: "errorUnreachable", lost: "errorLost", key: "errorKey" };
@@ -14,9 +14,8 @@ async function copyFrom(clicked, text) {
   if (!(await copyText(text))) return;
   announce(t("copied"));
   const label = clicked.lastChild;
-  const before = label.data;
-  label.data = t("copied");
-  setTimeout(() => (label.data = before), 1500);
+  label.textContent = t("copied");
+  setTimeout(() => (label.textContent = t("copy")), 1500);
 }
 
 /** Listen once for every copy button of a code block below `root`. */
@@ -82,7 +81,7 @@ export class AnswerView {
     this.markdown.update(message.content, Boolean(run));
     this.drawNote(run);
     this.copy.hidden = !message.content || Boolean(run);
-    this.again.hidden = !last || running;
+    this.again.hidden = !last || running || message.state === "failed"; // then the note has a button
     this.facts.textContent = this.factsText(run);
   }
 
@@ -131,7 +130,7 @@ export class AnswerView {
     const facts = [];
     if (!run && UNFINISHED[state]) facts.push(t(UNFINISHED[state]));
     if (!run && finish === "length") facts.push(t("lengthEnd"));
-    if (stats?.tokens) facts.push(t("tokens", { count: stats.tokens }));
+    if (stats?.tokens) facts.push(tokensText(stats.tokens));
     if (stats?.rate) facts.push(t("speed", { rate: short(stats.rate) }));
     return facts.join(" · ");
   }

@@ -40,7 +40,7 @@ function history(conversation, answer) {
 
 export class Run {
   #abort = new AbortController();
-  #saved = 0;
+  #timer;
   #wake = () => {};
 
   /** `changed(run)` is called for every change; `progress` is `{done, total}`, `{ahead}`, `{seconds}` or null. */
@@ -138,13 +138,19 @@ export class Run {
     times.pieces += 1;
     answer.stats = measured(times, null);
     if (reasoning) answer.reasoned = (times.last - times.first) / 1000;
-    if (times.last - this.#saved > SAVE_EVERY_MS) this.#save();
+    this.#saveSoon();
+  }
+
+  /** Keep the conversation at most once in a while, but keep the last piece too when nothing follows. */
+  #saveSoon() {
+    this.#timer ??= setTimeout(() => this.#save(), SAVE_EVERY_MS);
   }
 
   /** Keep the conversation now. A browser that refuses (full disk) costs the record, not the answer on screen. */
   async #save() {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
     if (this.discarded) return;
-    this.#saved = performance.now();
     this.answer.at = Date.now();
     this.conversation.updated = Date.now();
     await write(this.conversation).catch((error) => {
@@ -152,10 +158,20 @@ export class Run {
     });
   }
 
-  /** Keep every unfinished answer as it is: the page is being left. */
-  static keepAll() {
-    for (const run of running.values()) run.#save();
-  }
+}
+
+/** The page is being left, too fast for the database: leave every unfinished answer where it can be put at once. */
+export function leaveUnfinished() {
+  for (const { conversation, answer } of running.values()) keep(`unfinished.${conversation.id}`, JSON.stringify(answer));
+}
+
+/** Take up what `leaveUnfinished` has left of this conversation's last answer. */
+export function takeUnfinished(conversation) {
+  const left = kept(`unfinished.${conversation.id}`);
+  if (!left) return;
+  const [answer, last] = [JSON.parse(left), conversation.messages.at(-1)];
+  if (last?.state === "streaming" && answer.content.startsWith(last.content)) Object.assign(last, answer);
+  keep(`unfinished.${conversation.id}`, null);
 }
 
 /** Seconds to the first token and tokens a second after it; without the server's usage, pieces stand for tokens. */

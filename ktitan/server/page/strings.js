@@ -2,7 +2,7 @@
 
 import { keep, kept } from "./prefs.js";
 
-const TABLE = {
+export const TABLE = {
   newChat: ["New chat", "新对话"],
   search: ["Search conversations", "搜索对话"],
   conversations: ["Conversations", "对话列表"],
@@ -58,6 +58,7 @@ const TABLE = {
   started: ["The answer has started", "开始回答"],
   finished: ["The answer is complete", "回答完毕"],
   speed: ["{rate} tokens/s", "{rate} 词元/秒"],
+  token: ["{count} token", "{count} 词元"],
   tokens: ["{count} tokens", "{count} 词元"],
   retry: ["Try again", "重试"],
   errorBusy: ["The server is busy. Trying again in {seconds} s.", "服务器繁忙，{seconds} 秒后重试。"],
@@ -82,6 +83,9 @@ const TABLE = {
   unknown: ["unknown", "未知"],
   hits: ["Hits", "命中率"],
   driveRate: ["Drive reads", "硬盘读取"],
+  perSecond: ["{amount}/s", "{amount}/秒"],
+  queue: ["Requests", "请求"],
+  queueText: ["{running} running, {waiting} waiting", "{running} 个进行中，{waiting} 个等待"],
   notStreaming: ["nothing is streamed", "没有流式加载"],
   lastAnswer: ["Last answer", "上次回答"],
   rate: ["Speed", "速度"],
@@ -114,6 +118,9 @@ export function t(key, values = {}) {
   const words = TABLE[key][Math.max(0, LANGUAGES.indexOf(language))];
   return words.replace(/\{(\w+)\}/g, (all, name) => String(values[name] ?? all));
 }
+
+/** "1 token", "12 tokens". */
+export const tokensText = (count) => t(count === 1 ? "token" : "tokens", { count });
 
 /** Fill every element that names its words: data-t its text, data-t-label its label and tooltip, data-t-hint its placeholder. */
 export function translate(root = document) {
