@@ -133,7 +133,7 @@ setup(
     package_data={
         "ktitan.injection_rules": ["*.yaml", "parts/*.yaml"],
         "ktitan": ["py.typed"],
-        "ktitan.server": ["page/*"],
+        "ktitan.server": ["page/*", "page/vendor/*"],
     },
     ext_modules=[
         Extension(

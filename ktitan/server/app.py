@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,14 +17,13 @@ from ktitan.server.chat import chat_choices, chat_form
 from ktitan.server.completions import completion_choices, completion_form
 from ktitan.server.errors import ApiError, add_handlers, to_json
 from ktitan.server.guard import Guard
+from ktitan.server.page_files import HEADERS, PAGE
 from ktitan.server.records import Records
 from ktitan.server.reply import reply
 from ktitan.server.schemas import ChatRequest, CompletionRequest
 from ktitan.server.service import ALIASES, Service
 
 __all__ = ["make_app"]
-
-PAGE = Path(__file__).parent / "page"
 
 _ERROR = {"description": "An error in OpenAI's shape: {error: {message, type, param, code}}."}
 _ERRORS: dict[int | str, dict[str, Any]] = {status: _ERROR for status in (400, 401, 403, 404, 413, 429, 500, 503)}
@@ -128,8 +126,7 @@ def _add_page(app: FastAPI) -> set[str]:
     files = {f"/{path.relative_to(PAGE).as_posix()}": path for path in sorted(PAGE.rglob("*")) if path.is_file()}
     files["/"] = PAGE / "index.html"
     for route, path in files.items():
-        headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-        respond = partial(FileResponse, path, headers=headers)
+        respond = partial(FileResponse, path, headers=HEADERS)
         app.add_api_route(route, _page_route(respond), methods=["GET", "HEAD"], include_in_schema=False)
     return set(files)
 
