@@ -1,6 +1,6 @@
 // Starts the page: words, panes, keys, the model's name and the API key; each part has its own module.
 
-import { ApiError, setKey } from "./api.js";
+import { ApiError, getJson, setKey } from "./api.js";
 import * as chat from "./chat.js";
 import * as composer from "./composer.js";
 import { askUser } from "./dialogs.js";
@@ -8,7 +8,6 @@ import { $ } from "./dom.js";
 import * as machine from "./machine.js";
 import { listenForCodeCopies } from "./message_view.js";
 import { keep } from "./prefs.js";
-import { modelId } from "./runs.js";
 import * as settings from "./settings.js";
 import * as sidebar from "./sidebar.js";
 import { currentLanguage, setLanguage, t, translate } from "./strings.js";
@@ -48,8 +47,9 @@ async function newChat() {
 }
 
 function onKey(event) {
-  if (event.isComposing || $("dialog").open) return;
-  if (event.key === "Escape") closeDrawers() || composer.cancelEditing() || chat.stop();
+  if (event.isComposing || event.keyCode === 229 || $("dialog").open) return;
+  const clears = event.target.id === "search" && event.target.value; // Escape is the field's own here
+  if (event.key === "Escape" && !clears) closeDrawers() || composer.cancelEditing() || chat.stop();
   if ((event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey && event.key.toLowerCase() === "k") {
     event.preventDefault();
     newChat();
@@ -73,13 +73,15 @@ async function enterKey(then, wrong = false) {
 /** Show which model answers; a server with a key is asked for it here, before the first question. */
 async function showModel(wrong = false) {
   let name;
+  let fault = "";
   try {
-    name = await modelId();
+    name = (await getJson("v1/models")).data?.[0]?.id;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.kind === "key") enterKey(() => showModel(true), wrong);
+    fault = t(error.kind === "key" ? "errorKey" : "errorUnreachable");
   }
-  $("model").textContent = name ?? "";
+  $("model").textContent = name ?? fault;
   $("empty-text").textContent = t("emptyText", { model: name ?? t("theModel") });
 }
 
@@ -121,10 +123,16 @@ chat.watchScrolling();
 listenForCodeCopies($("messages"));
 $("latest").addEventListener("click", chat.toEnd);
 document.addEventListener("keydown", onKey);
-document.addEventListener("opened", () => {
-  closeDrawers();
-  document.title = chat.current().title ? `${chat.current().title} – ktitan` : "ktitan";
+document.addEventListener("opened", closeDrawers);
+for (const name of ["opened", "running"]) {
+  document.addEventListener(name, () => {
+    document.title = chat.current().title ? `${chat.current().title} – ktitan` : "ktitan";
+  });
+}
+document.addEventListener("answered", (event) => {
+  if (event.detail.error?.kind !== "key") showModel(); // the server may have been restarted with another model
 });
+addEventListener("hashchange", () => chat.open(location.hash.slice(1)));
 document.addEventListener("keyWanted", () => enterKey(chat.regenerate));
 await chat.open(location.hash.slice(1));
 root.dataset.ready = "";

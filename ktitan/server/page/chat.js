@@ -17,8 +17,8 @@ let busyUntil = 0;
 /** The open conversation. */
 export const current = () => conversation;
 
-/** Is an answer being written into it? */
-export const isRunning = () => Boolean(runOf(conversation));
+/** Is an answer being written into it, here or in another tab? */
+export const isRunning = () => Boolean(runOf(conversation)) || conversation.messages.at(-1)?.state === "streaming";
 
 /** An empty conversation with the settings of the last one; it is kept from its first question on. */
 function fresh() {
@@ -33,17 +33,16 @@ function tell(name) {
 /** Answers that nobody writes any more: this tab was reloaded, or the tab that wrote is gone. */
 function markInterrupted(one) {
   takeUnfinished(one);
-  for (const message of one.messages) {
-    const alone = message.tab === TAB || Date.now() - message.at > ABANDONED_MS;
-    if (message.state === "streaming" && alone) message.state = "cut";
-  }
+  const left = one.messages.filter(({ state, tab, at }) => state === "streaming" && (tab === TAB || Date.now() - at > ABANDONED_MS));
+  for (const message of left) message.state = "cut";
+  if (left.length) write(one);
 }
 
 /** Show the conversation `id`, or a new one when there is none. */
 export async function open(id) {
   const found = id ? (runOf({ id })?.conversation ?? (await read(id))) : undefined;
   conversation = found ?? fresh();
-  if (!isRunning()) markInterrupted(conversation);
+  if (!runOf(conversation)) markInterrupted(conversation);
   history.replaceState(null, "", found ? `#${conversation.id}` : location.pathname + location.search);
   redraw();
   tell("opened");
@@ -64,7 +63,7 @@ export function ask(text, replace = false) {
   const { messages } = conversation;
   if (replace) messages.splice(messages.findLastIndex((message) => message.role === "user"));
   messages.push({ role: "user", content: text });
-  conversation.title ||= text.trim().split("\n")[0].slice(0, 80);
+  conversation.title ||= [...text.trim().split("\n")[0]].slice(0, 80).join("");
   answer();
 }
 
@@ -91,7 +90,10 @@ function answer() {
 }
 
 function changed(run) {
-  if (run.conversation === conversation) schedule();
+  if (run.conversation !== conversation) return;
+  schedule();
+  if (run.answer.content && !run.isAnnounced) announce(t("started"));
+  run.isAnnounced ||= Boolean(run.answer.content);
 }
 
 function ended({ conversation: one, answer: message }) {
@@ -137,7 +139,7 @@ function draw(all = false) {
   for (const [index, view] of views.entries()) {
     if (!all && index < views.length - 2) continue;
     const mine = run?.answer === conversation.messages[index] ? run : undefined;
-    view.update({ last: ends.includes(index), running: Boolean(run), run: mine });
+    view.update({ last: ends.includes(index), running: isRunning(), run: mine });
   }
   if (following) toEnd();
 }
@@ -155,6 +157,7 @@ export function watchScrolling() {
     following = scrollHeight - scrollTop - clientHeight < 48;
     $("latest").hidden = following;
   });
+  new ResizeObserver(() => following && toEnd()).observe($("scroll"));
 }
 
 const actions = {
@@ -165,9 +168,10 @@ const actions = {
 };
 
 onChangeElsewhere(async (id) => {
-  if (id !== conversation.id || isRunning()) return;
+  if (id !== conversation.id || runOf(conversation)) return;
   const found = await read(id);
   if (found) Object.assign(conversation, found);
   redraw();
+  tell("running");
 });
 addEventListener("pagehide", leaveUnfinished);

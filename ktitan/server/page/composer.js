@@ -2,9 +2,16 @@
 
 import { ask, current, isRunning, lastQuestion, stop } from "./chat.js";
 import { $ } from "./dom.js";
+import { keep, kept } from "./prefs.js";
+import { runOf } from "./runs.js";
 import { t } from "./strings.js";
 
 let editing = false;
+
+/** The draft outlives a reload. */
+function noteDraft() {
+  keep("draft", $("question").value, "session");
+}
 
 /** Let the field be as high as its text; the style sheet caps it. */
 function fit() {
@@ -30,6 +37,7 @@ export function editLast() {
 
 function setText(text) {
   $("question").value = text;
+  noteDraft();
   fit();
 }
 
@@ -64,7 +72,7 @@ function onKey(event) {
 
 /** The button says what a click does now. */
 function drawButton() {
-  const running = isRunning();
+  const running = Boolean(runOf(current()));
   const label = t(running ? "stop" : "send");
   $("send").classList.toggle("running", running);
   $("send").setAttribute("aria-label", label);
@@ -75,9 +83,10 @@ function drawButton() {
 export function start() {
   $("question").addEventListener("keydown", onKey);
   $("question").addEventListener("input", fit);
+  $("question").addEventListener("input", noteDraft);
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (isRunning()) stop();
+    if (runOf(current())) stop();
     else send();
   });
   $("cancel-edit").addEventListener("click", () => cancelEditing());
@@ -89,5 +98,6 @@ export function start() {
     drawButton();
   });
   for (const name of ["running", "language"]) document.addEventListener(name, drawButton);
+  setText(kept("draft", "session") ?? "");
   drawButton();
 }

@@ -9,6 +9,7 @@ import { t } from "./strings.js";
  */
 export function askUser({ title, text = "", field = null, tick = null, ok, danger = false }) {
   const dialog = $("dialog");
+  if (dialog.open) return Promise.resolve(null);
   const input = field && h("input", { type: field.type ?? "text", value: field.value ?? "", id: "dialog-field", autocomplete: "off", required: true });
   const box = tick && h("input", { type: "checkbox", id: "dialog-tick" });
   return new Promise((resolve) => {

@@ -60,11 +60,11 @@ function draw() {
 function drawLast() {
   const run = runOf(current());
   const stats = run?.answer.stats ?? last?.stats;
-  const or = (value, text) => (value === null || value === undefined ? t("noAnswer") : text(value));
+  const or = (value, text) => (value === null || value === undefined ? t("none") : text(value));
   $("rate").textContent = or(stats?.rate, (rate) => t("speed", { rate: short(rate) }));
   $("first").textContent = or(stats?.first, (first) => t("seconds", { count: short(first) }));
-  $("prompt-tokens").textContent = or(stats?.promptTokens, tokensText);
-  $("answer-tokens").textContent = or(stats?.tokens, tokensText);
+  $("prompt-tokens").textContent = or(stats?.promptTokens, (count) => tokensText(count));
+  $("answer-tokens").textContent = or(stats?.tokens, (count) => tokensText(count, stats.exact));
 }
 
 async function poll() {

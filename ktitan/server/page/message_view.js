@@ -130,7 +130,7 @@ export class AnswerView {
     const facts = [];
     if (!run && UNFINISHED[state]) facts.push(t(UNFINISHED[state]));
     if (!run && finish === "length") facts.push(t("lengthEnd"));
-    if (stats?.tokens) facts.push(tokensText(stats.tokens));
+    if (stats?.tokens) facts.push(tokensText(stats.tokens, stats.exact));
     if (stats?.rate) facts.push(t("speed", { rate: short(stats.rate) }));
     return facts.join(" · ");
   }

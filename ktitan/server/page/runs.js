@@ -1,12 +1,11 @@
 // A run streams one answer into a conversation and keeps it in the store as it grows, whether or not it is on screen.
 
-import { ApiError, chat, getJson } from "./api.js";
+import { ApiError, chat } from "./api.js";
 import { keep, kept } from "./prefs.js";
 import { write } from "./store.js";
 
 const SAVE_EVERY_MS = 400;
 const running = new Map();
-let model;
 
 /** Tells this tab's own half-written answers, after a reload, from those of another tab. */
 export const TAB = kept("tab", "session") ?? newId();
@@ -15,12 +14,6 @@ keep("tab", TAB, "session");
 /** A name that no other tab makes; crypto.randomUUID exists only in secure contexts. */
 export function newId() {
   return Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
-}
-
-/** The id of the served model, asked for once; undefined while the server does not say. */
-export async function modelId() {
-  model ??= (await getJson("v1/models")).data?.[0]?.id;
-  return model;
 }
 
 /** The run that writes into this conversation, or undefined. */
@@ -118,14 +111,21 @@ export class Run {
   async #stream() {
     const { answer, conversation } = this;
     const times = { sent: performance.now(), first: 0, last: 0, pieces: 0 };
-    const body = { model: (await modelId()) ?? "default", messages: history(conversation, answer), ...conversation.sampling };
+    // The alias holds whichever model the server runs, also after a restart with another one.
+    const body = { model: "default", messages: history(conversation, answer), ...conversation.sampling };
     for await (const { progress, content, reasoning, finish, usage } of chat(body, this.#abort.signal)) {
-      if (progress) this.progress = progress;
+      if (progress) this.#wait(progress);
       if (content !== undefined) this.#grow(content, reasoning, times);
       if (finish) answer.finish = finish;
       if (usage) answer.stats = measured(times, usage);
       this.changed(this);
     }
+  }
+
+  /** Saved too, so that other tabs see that somebody still waits here. */
+  #wait(progress) {
+    this.progress = progress;
+    this.#saveSoon();
   }
 
   #grow(content, reasoning, times) {
@@ -146,16 +146,13 @@ export class Run {
     this.#timer ??= setTimeout(() => this.#save(), SAVE_EVERY_MS);
   }
 
-  /** Keep the conversation now. A browser that refuses (full disk) costs the record, not the answer on screen. */
   async #save() {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     if (this.discarded) return;
     this.answer.at = Date.now();
     this.conversation.updated = Date.now();
-    await write(this.conversation).catch((error) => {
-      this.unsaved = error.name;
-    });
+    await write(this.conversation);
   }
 
 }

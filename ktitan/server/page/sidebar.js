@@ -7,6 +7,8 @@ import { runOf } from "./runs.js";
 import { everything, heads, isKept, onChangeElsewhere, read, remove, search, write } from "./store.js";
 import { t } from "./strings.js";
 
+let drawn = 0;
+
 async function rename(head) {
   const asked = await askUser({ title: t("renameTitle"), field: { value: head.title }, ok: t("save") });
   if (!asked?.text) return;
@@ -37,7 +39,7 @@ function row(head) {
   if (mine) title.setAttribute("aria-current", "true");
   return h(
     "li",
-    { class: mine ? "current" : "" },
+    { class: mine ? "current" : "", "data-id": head.id },
     title,
     h(
       "span",
@@ -49,12 +51,25 @@ function row(head) {
   );
 }
 
+/** Where the keyboard is in the list, as a way to get there again after a redraw. */
+function focusPlace() {
+  const held = document.activeElement.closest("#list li");
+  if (!held) return () => {};
+  const column = [...held.querySelectorAll("button")].indexOf(document.activeElement);
+  const again = () => [...$("list").children].find((one) => one.dataset.id === held.dataset.id);
+  return () => (again()?.querySelectorAll("button")[column] ?? $("new-chat")).focus();
+}
+
 /** Draw the list as the store and the search field say. */
 export async function draw() {
+  const turn = ++drawn;
   const words = $("search").value.trim();
   const [all, found] = await Promise.all([heads(), words ? search(words) : null]);
+  if (turn !== drawn) return; // a later call has newer rows
+  const restoreFocus = focusPlace();
   const shown = found ? all.filter((head) => found.has(head.id)) : all;
   $("list").replaceChildren(...shown.map(row));
+  restoreFocus();
   $("list-empty").textContent = shown.length ? "" : t(words ? "noMatches" : "noConversations");
   $("not-kept").hidden = isKept();
 }

@@ -36,23 +36,24 @@ const settled = (request) =>
 /** All of a store's rows. */
 async function rows(name) {
   const database = await open();
-  if (!database) return [...memory[name].values()];
-  return settled(database.transaction(name).objectStore(name).getAll());
+  const stored = database ? await settled(database.transaction(name).objectStore(name).getAll()) : [];
+  return [...stored.filter((row) => !memory[name].has(row.id)), ...memory[name].values()];
 }
 
 /** Run `change(heads, bodies)` in one transaction: a head without its body is never seen. */
 async function both(change) {
   const database = await open();
-  if (!database) return;
+  if (!database) return false;
   const transaction = database.transaction(["heads", "bodies"], "readwrite");
   change(transaction.objectStore("heads"), transaction.objectStore("bodies"));
   await new Promise((resolve, reject) => {
     transaction.oncomplete = resolve;
     transaction.onabort = () => reject(transaction.error);
   });
+  return true;
 }
 
-/** Does this browser keep conversations? Known once something was read. */
+/** Does this browser keep conversations? Known once something was read or written. */
 export const isKept = () => kept;
 
 /** `{id, title, updated}` of every conversation, the latest first. */
@@ -64,7 +65,7 @@ export const everything = () => rows("bodies");
 /** One conversation, or undefined. */
 export async function read(id) {
   const database = await open();
-  if (!database) return memory.bodies.get(id);
+  if (!database || memory.bodies.has(id)) return memory.bodies.get(id);
   return settled(database.transaction("bodies").objectStore("bodies").get(id));
 }
 
@@ -72,12 +73,16 @@ export async function read(id) {
 export async function write(conversation) {
   const body = structuredClone(conversation);
   const head = { id: body.id, title: body.title, updated: body.updated };
-  memory.heads.set(head.id, head);
-  memory.bodies.set(body.id, body);
-  await both((heads, bodies) => {
+  const put = (heads, bodies) => {
     heads.put(head);
     bodies.put(body);
-  });
+  };
+  // A full disk costs the record, not what is on screen.
+  kept = await both(put).catch(() => false);
+  for (const [name, row] of [["heads", head], ["bodies", body]]) {
+    if (kept) memory[name].delete(row.id);
+    else memory[name].set(row.id, row);
+  }
   channel.postMessage(body.id);
 }
 

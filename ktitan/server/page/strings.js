@@ -5,6 +5,7 @@ import { keep, kept } from "./prefs.js";
 export const TABLE = {
   newChat: ["New chat", "新对话"],
   search: ["Search conversations", "搜索对话"],
+  conversation: ["Conversation", "对话"],
   conversations: ["Conversations", "对话列表"],
   noConversations: ["No conversations yet", "还没有对话"],
   noMatches: ["Nothing found", "没有找到"],
@@ -59,6 +60,7 @@ export const TABLE = {
   finished: ["The answer is complete", "回答完毕"],
   speed: ["{rate} tokens/s", "{rate} 词元/秒"],
   token: ["{count} token", "{count} 词元"],
+  aboutTokens: ["about {count} tokens", "约 {count} 词元"],
   tokens: ["{count} tokens", "{count} 词元"],
   retry: ["Try again", "重试"],
   errorBusy: ["The server is busy. Trying again in {seconds} s.", "服务器繁忙，{seconds} 秒后重试。"],
@@ -93,7 +95,7 @@ export const TABLE = {
   promptTokens: ["Prompt", "提示词"],
   answerTokens: ["Answer", "回答"],
   seconds: ["{count} s", "{count} 秒"],
-  noAnswer: ["–", "–"],
+  none: ["–", "–"],
   settings: ["Settings of this conversation", "此对话的设置"],
   system: ["System prompt", "系统提示词"],
   samplingHint: ["An empty field means the model's own value.", "留空则使用模型自带的值。"],
@@ -119,8 +121,8 @@ export function t(key, values = {}) {
   return words.replace(/\{(\w+)\}/g, (all, name) => String(values[name] ?? all));
 }
 
-/** "1 token", "12 tokens". */
-export const tokensText = (count) => t(count === 1 ? "token" : "tokens", { count });
+/** "1 token", "12 tokens", or "about 12 tokens" where the server has not counted them. */
+export const tokensText = (count, exact = true) => t(exact ? (count === 1 ? "token" : "tokens") : "aboutTokens", { count });
 
 /** Fill every element that names its words: data-t its text, data-t-label its label and tooltip, data-t-hint its placeholder. */
 export function translate(root = document) {

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import threading
 
@@ -187,7 +188,7 @@ def test_typing_streams_an_answer(page, server):
     says(page.locator("#status"), "complete")
     request = server.request()
     assert request["messages"] == [{"role": "user", "content": "What is 1 < 2?"}]
-    assert request["model"] == MODEL and request["stream"] and request["stream_options"] == {"include_usage": True}
+    assert request["model"] == "default" and request["stream"] and request["stream_options"] == {"include_usage": True}
     assert page.locator("#prompt-tokens").inner_text() == "7 tokens"
     reasoning = page.locator("details.reasoning")
     assert reasoning.get_attribute("open") is None
@@ -489,6 +490,32 @@ def test_chinese_by_the_browsers_language_and_by_the_switch(make_page):
     says(page.locator("#empty"), f"Answers are computed by {MODEL}")
     page.reload()
     says(page.locator("#empty h2"), "Ask this machine")
+
+
+def test_two_conversations_are_answered_side_by_side(page, server):
+    more = threading.Event()
+    server.script = ["slow one", ("wait", more), " ends"]
+    ask(page, "first")
+    says(answers(page), "slow one")
+    page.keyboard.press("Control+k")
+    server.script = ["quick"]
+    ask_and_wait(page, "second")
+    page.get_by_role("button", name="first", exact=True).click()
+    says(answers(page), "slow one")
+    assert page.get_attribute("#send", "aria-label") == "Stop"
+    more.set()
+    says(answers(page), "slow one ends")
+    assert page.get_by_role("button", name="first", exact=True).get_attribute("aria-current") == "true"
+
+
+def test_every_word_is_used():
+    table = (PAGE / "strings.js").read_text("utf-8")
+    sources = "".join(path.read_text("utf-8") for path in PAGE.iterdir() if path.suffix in (".js", ".html") and path.name != "strings.js")
+    names = re.findall(r"^  (\w+): \[", table, re.MULTILINE)
+    made = {*(f"tier_{name}" for name in ("vram", "ram", "nvme")), "token", "tokens", "aboutTokens"}
+    used = set(re.findall(r'"(\w+)"|\b(\w+): \[', sources))
+    words = {word for pair in used for word in pair}
+    assert len(names) > 80 and set(names) - words - made == set()
 
 
 def test_every_word_has_both_languages(markdown_page):
