@@ -113,6 +113,7 @@ function startPanes() {
 }
 
 translate();
+if (/Mac|iP/.test(navigator.platform)) $("new-keys").textContent = "⌘ K";
 startChoices();
 sidebar.start();
 settings.start();
