@@ -51,10 +51,16 @@ export class MarkdownView {
     this.#root = root;
   }
 
+  /** Characters that the next update reads again. */
+  get unfrozen() {
+    return this.#text.length - this.#read;
+  }
+
   /** Show `text`; `open` says that more will follow. Cheap when `text` continues what was shown last. */
   update(text, open = false) {
     const clean = text.replace(/\r\n?/g, "\n");
-    if (!clean.startsWith(this.#text)) this.#read = this.#frozen = 0;
+    // The end is read as a whole: only now are all references known that earlier blocks may use.
+    if (!open || !clean.startsWith(this.#text)) this.#read = this.#frozen = 0;
     this.#text = clean;
     const tail = clean.slice(this.#read);
     const tokens = lex(open ? mend(tail) : tail);

@@ -32,7 +32,8 @@ const boldInChinese = {
 
 // A single line break is a line break: models mean it, and between Chinese lines a space would be wrong.
 const marked = new Marked({ gfm: true, breaks: true });
-marked.use({ extensions: [math("block", BLOCK_MATH, /(?:^|\n) {0,3}(?:\$\$|\\\[)/), math("inline", INLINE_MATH, /\$|\\[([]/), boldInChinese] });
+// Underlined headings are left out: a model that writes --- below a paragraph means a rule.
+marked.use({ tokenizer: { lheading: () => undefined }, extensions: [math("block", BLOCK_MATH, /(?:^|\n) {0,3}(?:\$\$|\\\[)/), math("inline", INLINE_MATH, /\$|\\[([]/), boldInChinese] });
 
 /** Top-level tokens of `text`; their `raw`s joined are `text`. */
 export const lex = (text) => marked.lexer(text);

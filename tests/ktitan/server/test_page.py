@@ -339,14 +339,22 @@ def test_a_hostile_answer_and_title_in_the_whole_page(page, server):
     says(answers(page), "<script>hit()</script>")
 
 
-def test_growing_text_ends_as_the_whole_text_does(markdown_page):
-    bits = ["**", "*", "`", "```\n", "\n", "\n\n", "- ", "1. ", "|a|b|\n|-|-|\n|1|", "---\n", "$x_1$", "\\[", "\\]", "a b", "中文**重点。**下文"]
-    bits += ["<b>", "[x](http://e.f)", "> ", "# ", "  ", "&lt;", "===\n", "\r\n", "word "]
+BITS = ["**", "*", "`", "```\n", "\n", "\n\n", "- ", "1. ", "|a|b|\n|-|-|\n|1|", "---\n", "$x_1$", "a b", "中文**重点。**下文"]
+BITS += ["<b>", "[x](http://e.f)", "> ", "# ", "  ", "&lt;", "===\n", "\r\n", "word "]
+
+
+@pytest.mark.parametrize(("whole", "bits"), [(True, [*BITS, "\\[", "\\]"]), (False, BITS)])
+def test_growing_text_is_drawn_as_the_whole_text_is(markdown_page, whole, bits):
     for _ in range(40):
         pieces = random.choices(bits, k=30)
         texts = ["".join(pieces[: end + 1]) for end in range(len(pieces))]
-        grown, once = draw(markdown_page, *texts)
+        grown, once = draw(markdown_page, *texts, whole=whole)
         assert grown == once, texts[-1]
+
+
+def test_a_reference_that_comes_late_is_a_link_in_the_end(markdown_page):
+    text = "See [it].\n\nMore.\n\n[it]: https://example.org/"
+    assert '<a href="https://example.org/"' in draw(markdown_page, text[:10], text[:20], text)[0]
 
 
 @pytest.mark.parametrize(
@@ -361,6 +369,7 @@ def test_growing_text_ends_as_the_whole_text_does(markdown_page):
         ("math \\(a_1*b*", '<p>math <span class="math">\\(a_1*b*</span></p>'),
         ("这是**重点。**下文", "<p>这是<strong>重点。</strong>下文</p>"),
         ("text\n```py", "<p>text</p>"),
+        ("text\n---\nmore", "<p>text</p><hr><p>more</p>"),
     ],
 )
 def test_open_marks_do_not_flicker(markdown_page, text, shown):
@@ -374,7 +383,7 @@ def test_a_table_is_a_table_from_its_first_cell_on(markdown_page):
 
 
 def test_finished_blocks_are_never_touched_again(markdown_page):
-    touched = markdown_page.evaluate(
+    touched, read_again = markdown_page.evaluate(
         """async () => {
           const { MarkdownView } = await import("/markdown.js");
           const root = document.createElement("div");
@@ -385,10 +394,10 @@ def test_finished_blocks_are_never_touched_again(markdown_page):
           watch.observe(root, { childList: true, characterData: true, attributes: true, subtree: true });
           const last = root.lastChild;
           for (let i = 0; i < 50; i++) view.update((text += " word"), true);
-          return watch.takeRecords().filter((record) => !last.contains(record.target)).length;
+          return [watch.takeRecords().filter((record) => !last.contains(record.target)).length, view.unfrozen];
         }"""
     )
-    assert touched == 0
+    assert (touched, read_again) == (0, len("Next" + 50 * " word"))
 
 
 def test_composing_chinese_does_not_send(page, server):
