@@ -117,6 +117,7 @@ function drawScheduled() {
   const before = performance.now();
   scheduled = false;
   draw();
+  tell("drawn");
   const after = performance.now();
   busyUntil = after + 4 * (after - before);
 }

@@ -60,11 +60,16 @@ function draw() {
 function drawLast() {
   const run = runOf(current());
   const stats = run?.answer.stats ?? last?.stats;
-  const or = (value, text) => (value === null || value === undefined ? t("none") : text(value));
-  $("rate").textContent = or(stats?.rate, (rate) => t("speed", { rate: short(rate) }));
-  $("first").textContent = or(stats?.first, (first) => t("seconds", { count: short(first) }));
-  $("prompt-tokens").textContent = or(stats?.promptTokens, (count) => tokensText(count));
-  $("answer-tokens").textContent = or(stats?.tokens, (count) => tokensText(count, stats.exact));
+  const { done, total } = run?.progress ?? {};
+  const say = (id, value, text) => {
+    const words = value === null || value === undefined ? t("none") : text(value);
+    if ($(id).textContent !== words) $(id).textContent = words;
+  };
+  say("rate", stats?.rate, (rate) => t("speed", { rate: short(rate) }));
+  say("first", stats?.first, (first) => t("seconds", { count: short(first) }));
+  if (total) say("prompt-tokens", total, () => t("usedOf", { used: done, budget: tokensText(total) }));
+  else say("prompt-tokens", stats?.promptTokens, (count) => tokensText(count));
+  say("answer-tokens", stats?.tokens, (count) => tokensText(count, stats.exact));
 }
 
 async function poll() {
@@ -96,7 +101,7 @@ export function start() {
     drawLast();
     poll();
   });
-  document.addEventListener("running", drawLast);
+  for (const name of ["running", "drawn"]) document.addEventListener(name, drawLast);
   document.addEventListener("opened", () => {
     last = current().messages.findLast((message) => message.stats) ?? null;
     drawLast();

@@ -73,6 +73,7 @@ def test_heartbeats_tell_what_is_waited_for(page, server):
     first.set()
     pages.says(page.locator(".note"), "Reading the prompt: 2048 of 8000 tokens")
     assert page.evaluate("document.querySelector('.note progress').value") == 2048
+    pages.says(page.locator("#prompt-tokens"), "2048 of 8000 tokens")
     second.set()
     pages.idle(page)
     assert not page.is_visible(".note")
