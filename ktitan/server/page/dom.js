@@ -43,11 +43,13 @@ export async function copyText(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    const area = h("textarea", { value: text, class: "offscreen", readOnly: true });
+    const focused = document.activeElement;
+    const area = h("textarea", { value: text, class: "clipboard", readOnly: true });
     document.body.append(area);
     area.select();
     const done = document.execCommand("copy");
     area.remove();
+    focused?.focus();
     return done;
   }
 }

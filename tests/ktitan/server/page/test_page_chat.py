@@ -84,3 +84,18 @@ def test_composing_chinese_does_not_send(page, server):
     page.press("#question", "Enter")
     pages.idle(page)
     assert server.request()["messages"][0]["content"] == "你好\n"
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_answers_and_code_are_copied(make_page, server, secure):
+    page = make_page(permissions=["clipboard-read", "clipboard-write"])
+    if not secure:  # plain http in a home network has no clipboard interface
+        page.evaluate("() => { navigator.clipboard.writeText = undefined; }")
+    server.script = ["Run **this**:\n\n```sh\nls -l\n  pwd\n```\n"]
+    pages.ask_and_wait(page, "Q")
+    page.locator(".copy-code").click()
+    pages.says(page.locator(".copy-code"), "Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "ls -l\n  pwd"
+    page.locator(".answer").get_by_role("button", name="Copy", exact=True).last.click()
+    pages.says(page.locator("#status"), "Copied")
+    page.wait_for_function("async (text) => (await navigator.clipboard.readText()) === text", arg=server.script[0])
