@@ -63,9 +63,15 @@ export class MarkdownView {
     if (!open || !clean.startsWith(this.#text)) this.#read = this.#frozen = 0;
     this.#text = clean;
     const tail = clean.slice(this.#read);
-    const tokens = lex(open ? mend(tail) : tail);
-    patch(this.#root, specs(tokens), this.#frozen);
-    this.#freeze(tokens, tail);
+    try {
+      const tokens = lex(open ? mend(tail) : tail);
+      patch(this.#root, specs(tokens), this.#frozen);
+      this.#freeze(tokens, tail);
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error;
+      // Nested deeper than the parser's stack, as a model that repeats itself writes: shown as it is.
+      patch(this.#root, [{ tag: "p", props: { class: "raw" }, kids: [tail] }], this.#frozen);
+    }
   }
 
   /** All but the last block are finished: in markdown a new line can change only the block before it. */

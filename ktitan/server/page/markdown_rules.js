@@ -58,10 +58,18 @@ function mendTable(text) {
   return `${lines.join("\n")}${head.trimEnd().endsWith("|") ? "" : " |"}\n${"|---".repeat(cells)}|\n`;
 }
 
+/** Of a link whose address still comes, only the text is shown. */
+function mendLink(line) {
+  const middle = line.lastIndexOf("](");
+  const start = line.lastIndexOf("[", middle);
+  if (middle < 0 || start < 0 || /[)\s]/.test(line.slice(middle + 2))) return line;
+  return line.slice(0, line[start - 1] === "!" ? start - 1 : start) + line.slice(start + 1, middle);
+}
+
 /** Close what the last line has opened, so that bold is bold from its first letter on. */
 function mendLine(line) {
   if ((line.match(/`+/g) ?? []).length % 2) return line.endsWith("`") ? line.replace(/`+$/, "") : `${line}\``;
-  let mended = line.replace(/(?<=\s|^)[*_~]{1,3}$/, "").replace(/!?\[([^\]]*)\]\([^)\s]*$/, "$1");
+  let mended = mendLink(line.replace(/(?<=\s|^)[*_~]{1,3}$/, ""));
   const stars = (text) => text.replace(/`+[^`]*`+/g, "").split("**");
   const open = mended.replace(/\*{1,2}$/, "");
   if (stars(open).length % 2 === 0) return `${open.trimEnd()}**`;
@@ -75,13 +83,17 @@ function mendLine(line) {
  * ones are closed. Without this every list, table and bold word would flicker as it arrives.
  */
 export function mend(text) {
+  const cut = text.lastIndexOf("\n") + 1;
+  const [before, line] = [text.slice(0, cut), text.slice(cut)];
+  const bare = line.replace(/^[ \t>]+/, "").trimEnd();
   // A fence waits for its whole line, so that neither its language nor its end is drawn letter by letter.
-  const fenced = text.replace(/(^|\n)[ \t>]*(?:`{1,}|~{2,})[^`\n]*$/, "$1");
-  if (inFence(fenced)) return fenced;
+  const isFence = /^(?:`+|~{2,})[^`]*$/.test(bare);
+  const known = isFence ? before : text;
+  if (inFence(known)) return known;
   // A line of markers alone may become a rule, a heading, a list or a table.
-  const held = text.replace(/(^|\n)[ \t>]*(?:[-*+_=#~|: ]+|\d{1,9}[.)]?|(?:`{3,}|~{3,})[^`\n]*|`{1,2})[ \t]*$/, "$1");
+  const isMarker = /^(?:[-*+_=#~|: ]*|\d{1,9}[.)]?|`{1,2}|(?:`{3,}|~{3,})[^`]*)$/.test(bare);
+  const held = isMarker ? before : text;
   const tabled = mendTable(held);
-  if (tabled !== held) return tabled;
-  const cut = held.lastIndexOf("\n") + 1;
-  return held.slice(0, cut) + mendLine(held.slice(cut));
+  if (tabled !== held || isMarker) return tabled;
+  return before + mendLine(line);
 }

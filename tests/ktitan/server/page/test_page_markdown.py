@@ -92,6 +92,12 @@ def test_open_marks_do_not_flicker(markdown_page, text, shown):
     assert pages.draw(markdown_page, text, whole=False)[1] == shown
 
 
+@pytest.mark.parametrize("bit", [" ", ">", "> ", "\\[a ", "[a](", "**a ", "`", "|", "|a\n", "- ", "$", "<"])
+def test_a_model_that_repeats_itself_does_not_hang_the_page(markdown_page, bit):
+    text = f"start {3000 * bit}x\n\n{3000 * bit}"
+    assert "start" in pages.draw(markdown_page, text[:6000], text, whole=False)[0]
+
+
 def test_a_table_is_a_table_from_its_first_cell_on(markdown_page):
     text = "| Name | Size |\n|---|---:|\n| a | 1 |"
     for end in range(3, len(text)):
