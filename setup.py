@@ -254,7 +254,11 @@ def main() -> None:
     setup(
         packages=[*packages_below("ktitan", "ktitan"), *(p for f, n in MAPPED.items() for p in packages_below(f, n))],
         package_dir={"ktitan": "ktitan", **{name: folder for folder, name in MAPPED.items()}},
-        package_data={"ktitan.injection_rules": ["*.yaml", "parts/*.yaml"], "ktitan": ["py.typed"]},
+        package_data={
+            "ktitan.injection_rules": ["*.yaml", "parts/*.yaml"],
+            "ktitan": ["py.typed"],
+            "ktitan.server": ["page/*", "page/vendor/*"],
+        },
         ext_modules=[
             Extension(
                 LIBRARY,

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 __all__ = [
+    "API_KEY",
     "CPU_ISA",
     "THREADS",
     "Variable",
@@ -37,6 +38,9 @@ CPU_ISA = Variable(
     "KTITAN_CPU_ISA", "avx512", "highest instruction set of CPU kernels: generic, avx2 or avx512; it only lowers"
 )
 THREADS = Variable("KTITAN_THREADS", "", "threads of CPU kernels; by default one for each CPU that may be used")
+API_KEY = Variable(
+    "KTITAN_API_KEY", "", "keys, with commas between them, of which `ktitan serve` asks for one; --api-key wins"
+)
 
 
 OPENMP_WAIT = Variable(

@@ -7,22 +7,36 @@ from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.locate import locate as locate_model
 from ktitan.api.planning import plan_model
 from ktitan.api.threads import set_threads
-from ktitan.engine.conversation import Conversation
-from ktitan.engine.generate import GenerationStats, generate_tokens, stream
+from ktitan.engine.conversation import Conversation, encode_rendered, encode_text, render_messages
+from ktitan.engine.detokenize import Detokenizer, StopStrings, skipped_ids
+from ktitan.engine.generate import GenerationStats, end_ids, generate_steps, generate_tokens, stream
+from ktitan.engine.sampling import Sampling
+from ktitan.engine.steps import PromptProgress, Token
 from ktitan.plan.write import to_rules
 from ktitan.tiers import format_bytes
 
 __all__ = [
     "Conversation",
+    "Detokenizer",
     "GenerationStats",
+    "PromptProgress",
+    "Sampling",
+    "StopStrings",
+    "Token",
+    "encode_rendered",
+    "encode_text",
+    "end_ids",
     "format_bytes",
+    "generate_steps",
     "generate_tokens",
     "import_rules",
     "load",
     "locate_model",
     "optimize_and_load",
     "plan_model",
+    "render_messages",
     "set_threads",
+    "skipped_ids",
     "stream",
     "to_rules",
 ]

@@ -11,6 +11,7 @@ from ktitan.cli.pull import pull
 from ktitan.cli.remove import remove
 from ktitan.cli.root import root
 from ktitan.cli.rules import rules
+from ktitan.cli.serve import serve
 from ktitan.cli.verify import verify
 from ktitan.doctor.command import doctor
 from ktitan.local_chat.command import chat
@@ -21,6 +22,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(cls=GuardedGroup, no_args_is_help=True, context_settings=CONTEXT_SETTINGS, **APP_OPTIONS)
 app.callback(invoke_without_command=True)(root)
 app.command("chat")(chat)
+app.command("serve")(serve)
 app.command("plan")(plan)
 app.command("pull")(pull)
 app.command("list")(list_cached)

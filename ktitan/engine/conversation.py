@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import jinja2
 
 from ktitan.errors import Fault, UnsupportedError
 
-__all__ = ["Conversation", "check_messages", "encode_messages", "encode_text"]
+__all__ = ["Conversation", "check_messages", "encode_messages", "encode_rendered", "encode_text", "render_messages"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -165,29 +166,41 @@ def _joined(content: str | list[Mapping[str, Any]] | None) -> str | None:
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
-def encode_messages(tokenizer: Any, messages: Any) -> list[int]:
-    """Token ids of `messages` by the tokenizer's chat template, up to where the answer begins.
+def encode_messages(tokenizer: Any, messages: Any, variables: Mapping[str, Any] | None = None) -> list[int]:
+    """Token ids of `messages`, as `render_messages` and `encode_rendered` make them."""
+    return encode_rendered(tokenizer, render_messages(tokenizer, messages, variables))
 
-    Without a template the contents are joined by newlines and continued as plain text. `developer` becomes `system`
+
+def render_messages(tokenizer: Any, messages: Any, variables: Mapping[str, Any] | None = None) -> str:
+    """The text of `messages` by the tokenizer's chat template, up to where the answer begins.
+
+    Without a template the contents are joined by newlines, to be continued as plain text. `developer` becomes `system`
     where the template does not know it; beside a system message at the start the two become one.
 
+    Args:
+        tokenizer: the model's tokenizer.
+        messages: see `check_messages`.
+        variables: what else the template may read, e.g. `enable_thinking`, `tools`.
+
     Raises:
-        UnsupportedError: a message's shape is refused, or the template refuses the conversation.
+        UnsupportedError: a message's shape is refused, the template refuses the conversation, or a variable's name is
+            an argument of transformers' own.
     """
     checked = check_messages(messages)
     if not tokenizer.chat_template:
-        return encode_text(tokenizer, "\n".join(message["content"] or "" for message in checked))
+        return "\n".join(message["content"] or "" for message in checked)
+    given = dict(variables or {})
+    _refuse_reserved(tokenizer, given)
     checked = _without_developer(checked, str(tokenizer.chat_template))
     try:
-        text = tokenizer.apply_chat_template(checked, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(checked, tokenize=False, add_generation_prompt=True, **given)
     except _TEMPLATE_FAULTS as error:
         raise _template_error(error) from error
-    token_ids = _ids(tokenizer, text, add_special_tokens=False)
-    if not token_ids:
+    if not text:
         raise UnsupportedError(
             "the model's chat template makes no prompt of these messages", TEMPLATE, "set tokenizer.chat_template"
         )
-    return token_ids
+    return text
 
 
 def _template_error(error: Exception) -> UnsupportedError:
@@ -212,26 +225,43 @@ def _template_error(error: Exception) -> UnsupportedError:
     )
 
 
+def _refuse_reserved(tokenizer: Any, variables: Mapping[str, Any]) -> None:
+    """A variable must not replace the template or decide what is made of it; `tools` is for the template."""
+    parameters = inspect.signature(tokenizer.apply_chat_template).parameters.values()
+    reserved = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD} - {"tools", "documents"}
+    taken = sorted(reserved.union(("messages", "self")).intersection(variables))
+    if taken:
+        raise UnsupportedError(f"{', '.join(taken)} cannot be set here", "chat_template_kwargs", "leave it out")
+
+
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of what `render_messages` made; a template writes the special tokens itself.
+
+    Raises:
+        UnsupportedError: the text is empty or not Unicode.
+    """
+    return _encode(tokenizer, text, add_special_tokens=not tokenizer.chat_template)
+
+
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Token ids of plain text to be continued, with the special tokens that the tokenizer puts in front.
 
     Raises:
-        UnsupportedError: there is no token to start from.
+        UnsupportedError: there is no token to start from, or the text is not Unicode.
     """
-    token_ids = _ids(tokenizer, text)
-    if not token_ids:
-        raise UnsupportedError("the prompt is empty", "prompt", "give at least one character")
-    return token_ids
+    return _encode(tokenizer, text, add_special_tokens=True)
 
 
-def _ids(tokenizer: Any, text: str, **options: bool) -> list[int]:
+def _encode(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UnsupportedError(
             f"character {error.start} is half of a surrogate pair, which is no text", "prompt", "send it as UTF-8"
         ) from error
-    token_ids: list[int] = tokenizer(text, **options)["input_ids"]
+    token_ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+    if not token_ids:
+        raise UnsupportedError("the prompt is empty", "prompt", "give at least one character")
     return token_ids
 
 

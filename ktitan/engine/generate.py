@@ -21,9 +21,10 @@ from ktitan.engine.cache import KtitanCache
 from ktitan.engine.conversation import encode_messages, encode_text
 from ktitan.engine.detokenize import Detokenizer, StopStrings
 from ktitan.engine.sampling import Sampler, Sampling
+from ktitan.engine.steps import PromptProgress, Step, Token, score_token
 from ktitan.errors import UnsupportedError
 
-__all__ = ["GenerationStats", "cache_keyword", "end_ids", "generate_tokens", "new_cache", "stream"]
+__all__ = ["GenerationStats", "cache_keyword", "end_ids", "generate_steps", "generate_tokens", "new_cache", "stream"]
 
 log = logging.getLogger("ktitan.engine.generate")
 
@@ -43,6 +44,7 @@ class GenerationStats:
         new_tokens: tokens handed out; the end mark is not one of them.
         decode_steps: forward passes after the prompt's.
         decode_seconds: time of those passes.
+        kv_bytes: what the sequence's keys and values take now; 0 where the cache does not tell.
         stop_reason: "stop" (end mark or stop string), "length", "context" (the model's positions ran out), or "closed"
             (the reader went away); empty while it runs.
     """
@@ -52,6 +54,7 @@ class GenerationStats:
     new_tokens: int = 0
     decode_steps: int = 0
     decode_seconds: float = 0.0
+    kv_bytes: int = 0
     stop_reason: str = ""
 
     @property
@@ -141,7 +144,51 @@ def generate_tokens(
     Raises:
         UnsupportedError: an argument is out of its range, or the prompt is longer than the model's positions.
     """
+    steps = generate_steps(
+        model,
+        input_ids,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        eos_ids=eos_ids,
+        ignore_eos=ignore_eos,
+        chunk_tokens=chunk_tokens,
+        cache=cache,
+        stats=stats,
+    )
+    return _ids(steps)
+
+
+def _ids(steps: Generator[Step, None, None]) -> Generator[int, None, None]:
+    with closing(steps):
+        for step in steps:
+            if isinstance(step, Token):
+                yield step.id
+
+
+def generate_steps(
+    model: Any,
+    input_ids: torch.Tensor | Sequence[int],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    eos_ids: Iterable[int] = (),
+    ignore_eos: bool = False,
+    chunk_tokens: int = 512,
+    cache: Any = None,
+    stats: GenerationStats | None = None,
+    likeliest: int | None = None,
+) -> Generator[Step, None, None]:
+    """As `generate_tokens`, with log probabilities, and a `PromptProgress` after each chunk of the prompt: the caller
+    can look after other things, or leave, between any two forward passes.
+
+    Args:
+        likeliest: give each token its log probability and so many likeliest ones, >= 0; None computes none.
+
+    Raises:
+        UnsupportedError: as `generate_tokens`.
+    """
     prompt = _prompt_row(input_ids, _vocabulary(model))
+    _check_bias(model, sampling)
     for name, value in (("max_new_tokens", max_new_tokens), ("chunk_tokens", chunk_tokens)):
         if not isinstance(value, int) or value < 1:
             raise UnsupportedError(f"{name} is {value!r}", name, "give a whole number from 1 on")
@@ -152,28 +199,33 @@ def generate_tokens(
         raise UnsupportedError(message, "cache", "crop the cache, or pass the whole sequence as input_ids")
     room = _room(model, prompt.shape[1])
     stats = GenerationStats() if stats is None else stats
-    decoder = _Decoder(model, cache, cached, Sampler(sampling or Sampling(greedy=True), prompt[0].tolist()), stats)
+    sampler = Sampler(sampling or Sampling(greedy=True), prompt[0].tolist())
+    decoder = _Decoder(model, cache, cached, sampler, stats, likeliest)
     chunk = prompt.shape[1] if getattr(model, "_is_stateful", False) else chunk_tokens
     ends = frozenset() if ignore_eos else frozenset(eos_ids)
     limit, limit_reason = (max_new_tokens, "length") if max_new_tokens <= room else (room, "context")
-    return _tokens(decoder, prompt[:, cached:].split(chunk, dim=1), ends, limit, limit_reason)
+    return _steps(decoder, prompt[:, cached:].split(chunk, dim=1), ends, limit, limit_reason)
 
 
-def _tokens(
+def _steps(
     decoder: _Decoder, chunks: Sequence[torch.Tensor], ends: frozenset[int], limit: int, limit_reason: str
-) -> Generator[int, None, None]:
+) -> Generator[Step, None, None]:
     stats = decoder.stats
     stats.stop_reason, reason = "", "closed"
     try:
-        token = decoder.prefill(chunks)
+        total = decoder.seen + sum(chunk.shape[1] for chunk in chunks)
+        for chunk in chunks:
+            logits = decoder.read(chunk)
+            yield PromptProgress(decoder.seen, total)
+        token = decoder.first(logits)
         for left in range(limit - 1, -1, -1):
-            if token in ends:
+            if token.id in ends:
                 reason = "stop"
                 return
             stats.new_tokens += 1
             yield token
             if left:
-                token = decoder.decode(token)
+                token = decoder.next(token)
         reason = limit_reason
     finally:
         stats.stop_reason = reason
@@ -182,12 +234,15 @@ def _tokens(
 class _Decoder:
     """Runs the model over one sequence and times it."""
 
-    def __init__(self, model: Any, cache: Any, seen: int, sampler: Sampler, stats: GenerationStats) -> None:
+    def __init__(
+        self, model: Any, cache: Any, seen: int, sampler: Sampler, stats: GenerationStats, likeliest: int | None
+    ) -> None:
         self.stats = stats
+        self.seen = seen
         self._model = model
         self._sampler = sampler
+        self._likeliest = likeliest
         self._cache = cache
-        self._seen = seen
         self._device = model.device
         self._arguments = {cache_keyword(model): cache, "use_cache": True}
         takes = inspect.signature(model.forward).parameters
@@ -195,25 +250,32 @@ class _Decoder:
         if "logits_to_keep" in takes:
             self._arguments["logits_to_keep"] = 1
 
-    def prefill(self, chunks: Sequence[torch.Tensor]) -> int:
-        """Run the prompt's chunks, each [1, T], and choose the first new token."""
-        for chunk in chunks:
-            started = time.perf_counter()
-            logits = self._forward(chunk.to(self._device))
-            self.stats.prompt_tokens += chunk.shape[1]
-            self.stats.prefill_seconds += time.perf_counter() - started
+    def read(self, chunk: torch.Tensor) -> torch.Tensor:
+        """Run a chunk [1, T] of the prompt; the logits [1, V] after it."""
         started = time.perf_counter()
-        token = self._sampler(logits)
+        logits = self._forward(chunk.to(self._device))
+        self.stats.prompt_tokens += chunk.shape[1]
+        self.stats.prefill_seconds += time.perf_counter() - started
+        return logits
+
+    def first(self, logits: torch.Tensor) -> Token:
+        """Choose the token after the prompt."""
+        started = time.perf_counter()
+        token = self._choose(logits)
         self.stats.prefill_seconds += time.perf_counter() - started
         return token
 
-    def decode(self, token: int) -> int:
+    def next(self, token: Token) -> Token:
         """Run one token and choose the next."""
         started = time.perf_counter()
-        chosen = self._sampler(self._forward(torch.tensor([[token]], device=self._device)))
+        chosen = self._choose(self._forward(torch.tensor([[token.id]], device=self._device)))
         self.stats.decode_steps += 1
         self.stats.decode_seconds += time.perf_counter() - started
         return chosen
+
+    def _choose(self, logits: torch.Tensor) -> Token:
+        token = self._sampler(logits)
+        return Token(token) if self._likeliest is None else score_token(logits, token, self._likeliest)
 
     @torch.inference_mode()
     def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -221,11 +283,14 @@ class _Decoder:
         tokens = input_ids.shape[1]
         arguments = dict(self._arguments)
         if self._takes_positions:  # as stock generate does; some models compute otherwise without them
-            arguments["position_ids"] = torch.arange(self._seen, self._seen + tokens, device=self._device)[None]
-        self._seen += tokens
+            arguments["position_ids"] = torch.arange(self.seen, self.seen + tokens, device=self._device)[None]
+        self.seen += tokens
         paged = isinstance(self._cache, KtitanCache)
         with step(self._cache.step_context(tokens)) if paged else nullcontext():
-            return self._model(input_ids=input_ids, **arguments).logits[:, -1, :]
+            logits: torch.Tensor = self._model(input_ids=input_ids, **arguments).logits[:, -1, :]
+        if paged:
+            self.stats.kv_bytes = getattr(self._cache.pool, "allocated_bytes", 0)
+        return logits
 
 
 def _prompt_row(input_ids: torch.Tensor | Sequence[int], vocabulary: int | None) -> torch.Tensor:
@@ -254,6 +319,15 @@ def _prompt_row(input_ids: torch.Tensor | Sequence[int], vocabulary: int | None)
 def _vocabulary(model: Any) -> int | None:
     size = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
     return size if isinstance(size, int) else None
+
+
+def _check_bias(model: Any, sampling: Sampling | None) -> None:
+    """Ids outside the vocabulary would be an index error deep in the sampler."""
+    size = _vocabulary(model)
+    beyond = [one for one in (sampling.logit_bias if sampling else ()) if size and not 0 <= one < size]
+    if beyond:
+        message = f"token {beyond[0]} is none of the {size} of the vocabulary"
+        raise UnsupportedError(message, "logit_bias", f"give ids from 0 to {size - 1}")
 
 
 def _room(model: Any, prompt_tokens: int) -> int:

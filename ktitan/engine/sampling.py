@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from transformers.generation.logits_process import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -40,8 +43,11 @@ class Sampling:
         top_k: so many likeliest tokens, >= 0; 0 is off, 1 is greedy.
         min_p: tokens with at least this share of the likeliest one's probability, 0 to 1; 0 is off, 1 is greedy.
         repetition_penalty: > 0; above 1 makes tokens that already stand in the sequence less likely; 1 is off.
+        presence_penalty: subtracted once from the logit of every token that the answer holds already; 0 is off.
+        frequency_penalty: subtracted as often as the answer holds the token; 0 is off.
+        logit_bias: added to the logits of these token ids.
         seed: the same seed gives the same text; None draws a fresh one.
-        greedy: always the likeliest token (after the repetition penalty).
+        greedy: always the likeliest token (after penalties and bias).
 
     Raises:
         UnsupportedError: every value outside its range, all at once.
@@ -54,10 +60,14 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int | None = None
     greedy: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [name for name in _RANGES if name != "seed" or self.seed is not None]
         faults = [fault for name in names if (fault := _fault(self, name))]
+        faults += _bias_faults(self.logit_bias)
         if faults:
             raise UnsupportedError.from_faults(faults, f"{len(faults)} sampling options are out of range")
 
@@ -77,6 +87,9 @@ class Sampling:
         top_k: int | None = None,
         min_p: float | None = None,
         repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
         greedy: bool | None = None,
     ) -> Sampling:
@@ -86,8 +99,13 @@ class Sampling:
         `do_sample` is true, else greedy. Who gives any of them wants sampling.
         """
         shaping = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
-        given = {**shaping, "repetition_penalty": repetition_penalty}
+        given: dict[str, Any] = {**shaping, "repetition_penalty": repetition_penalty}
         values = {name: _default_of(generation_config, name) for name in given}
+        given |= {
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "logit_bias": logit_bias,
+        }
         values |= {name: value for name, value in given.items() if value is not None}
         if greedy is None:
             chosen = any(value is not None for value in shaping.values())
@@ -101,15 +119,35 @@ def _default_of(generation_config: Any, name: str) -> Any:
     return _DEFAULTS[name] if value is None else value
 
 
-_DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+_DEFAULTS = {one.name: one.default for one in fields(Sampling)}
 
 
 def _fault(sampling: Sampling, name: str) -> Fault | None:
-    """What is wrong with one option, if anything; NaN fails every comparison and a bool is no number here."""
+    """What is wrong with one option, if anything."""
     kinds, low, high, allowed = _RANGES[name]
     value: Any = getattr(sampling, name)
-    fits = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
-    return None if fits else Fault(f"{value!r} is not {allowed}", name, "leave it out to use the default")
+    return (
+        None
+        if _is_number(value, kinds, low, high)
+        else Fault(f"{value!r} is not {allowed}", name, "leave it out to use the default")
+    )
+
+
+def _bias_faults(bias: Any) -> list[Fault]:
+    """What is wrong with a logit bias: token ids are whole numbers >= 0, their values finite numbers."""
+    if not isinstance(bias, Mapping):
+        return [Fault(f"{bias!r} is not a map from token ids to numbers", "logit_bias", "write it as {id: number}")]
+    remedy = "give ids of the model's vocabulary and finite numbers"
+    return [
+        Fault(f"{token!r}: {value!r} is not a token id with a number", "logit_bias", remedy)
+        for token, value in bias.items()
+        if not _is_number(token, int, 0) or not _is_number(value, (int, float), -sys.float_info.max)
+    ]
+
+
+def _is_number(value: Any, kinds: Any, low: float, high: float = sys.float_info.max) -> bool:
+    """NaN fails every comparison, and a bool is no number here."""
+    return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
 
 
 # Option -> types, least and greatest value, and the range in words.
@@ -119,6 +157,8 @@ _RANGES: dict[str, tuple[Any, float, float, str]] = {
     "top_k": ((int,), 0, sys.maxsize, "a whole number >= 0 (0 is off)"),
     "min_p": ((int, float), 0, 1, "a number from 0 to 1"),
     "repetition_penalty": ((int, float), sys.float_info.min, sys.float_info.max, "a number > 0"),
+    "presence_penalty": ((int, float), -100, 100, "a number from -100 to 100"),
+    "frequency_penalty": ((int, float), -100, 100, "a number from -100 to 100"),
     # What torch.Generator.manual_seed takes.
     "seed": ((int,), -(2**63), 2**64 - 1, "a whole number from -2^63 to 2^64 - 1"),
 }
@@ -134,7 +174,8 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, prompt_ids: Sequence[int] = ()) -> None:
         self._greedy = sampling.is_greedy
-        self._processors = _processors(sampling)
+        self._chosen: Counter[int] = Counter()
+        self._processors = _processors(sampling, self._chosen)
         # A dict is an ordered set here: the penalty acts once on a token, however often it stands in the sequence.
         self._penalised = dict.fromkeys(prompt_ids) if sampling.repetition_penalty != 1 else None
         self._generator = torch.Generator()
@@ -152,6 +193,7 @@ class Sampler:
         seen: Any = torch.tensor([list(self._penalised or ())], dtype=torch.int64, device=logits.device)
         scores = self._processors(seen, logits.float())
         token = self._likeliest(scores) if self._greedy else self._draw(scores)
+        self._chosen[token] += 1
         if self._penalised is not None:
             self._penalised[token] = None
         return token
@@ -175,9 +217,34 @@ class Sampler:
         return int(torch.searchsorted(cumulative, point, right=True).item())
 
 
-def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """transformers' processors for the options that are on, in transformers' own order."""
+class _AnswerPenalty(LogitsProcessor):
+    """OpenAI's presence and frequency penalties, which transformers lacks: only what was generated counts.
+
+    logit[t] -= presence * (count[t] > 0) + frequency * count[t]
+    (https://platform.openai.com/docs/api-reference/chat/create, "frequency and presence penalties").
+    """
+
+    def __init__(self, presence: float, frequency: float, chosen: Counter[int]) -> None:
+        self._presence, self._frequency, self._chosen = presence, frequency, chosen
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores [1, V] without the penalties of the tokens chosen so far."""
+        if not self._chosen:
+            return scores
+        tokens = torch.tensor([[*self._chosen]], device=scores.device)
+        counts = torch.tensor([[*self._chosen.values()]], dtype=scores.dtype, device=scores.device)
+        return scores.scatter_add(1, tokens, -(self._presence + self._frequency * counts))
+
+
+def _processors(sampling: Sampling, chosen: Counter[int]) -> LogitsProcessorList:
+    """transformers' processors for the options that are on, in transformers' own order; `chosen` counts the answer."""
     chain = LogitsProcessorList()
+    if sampling.logit_bias:
+        chain.append(
+            SequenceBiasLogitsProcessor([[[token], float(bias)] for token, bias in sampling.logit_bias.items()])
+        )
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        chain.append(_AnswerPenalty(sampling.presence_penalty, sampling.frequency_penalty, chosen))
     if sampling.repetition_penalty != 1:
         chain.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
     if sampling.is_greedy:

@@ -18,6 +18,7 @@ LIGHT = [
     ["chat", "--help"],
     ["plan", "-h"],
     ["verify", "--help"],
+    ["serve", "--help"],
     ["rules", "check", "--help"],
     ["bench", "--help"],
     ["pull", "--help"],
@@ -34,6 +35,7 @@ LIGHT = [
     ["plan", "--nonsense"],
     ["pull"],
     ["rm"],
+    ["serve"],
     ["verify", "m", "--rows", "0"],
     ["chat", "m", "--top_p", "7"],
     ["chat", "-p", "no model"],
@@ -53,7 +55,8 @@ for words in {arguments!r}:
     try:
         app(words, prog_name="ktitan")
     except SystemExit as end:
-        heavy = sorted({{"torch", "transformers", "numpy", "numba", "huggingface_hub"}} & set(sys.modules))
+        heavy = {{"torch", "transformers", "numpy", "numba", "huggingface_hub", "fastapi", "uvicorn"}}
+        heavy = sorted(heavy & set(sys.modules))
         sys.stderr.write(f"END {{words}} {{end.code}} {{heavy}}\\n")
 """
 
@@ -61,7 +64,7 @@ for words in {arguments!r}:
 def test_help_version_and_bad_flags_do_not_import_torch():
     ended = subprocess.run([sys.executable, "-c", PROBE.format(arguments=LIGHT)], capture_output=True, timeout=60)
     ends = [line for line in ended.stderr.decode().splitlines() if line.startswith("END")]
-    codes = [0] * 13 + [2] * (len(LIGHT) - 13)
+    codes = [0] * 14 + [2] * (len(LIGHT) - 14)
     assert ends == [f"END {words} {code} []" for words, code in zip(LIGHT, codes, strict=True)]
 
 
@@ -69,7 +72,7 @@ def test_version_and_help():
     runner = CliRunner()
     assert runner.invoke(app, ["--version"]).stdout == f"ktitan {ktitan.__version__}\n"
     commands = runner.invoke(app, ["--help"]).stdout
-    names = ("chat", "plan", "verify", "pull", "list", "rm", "doctor", "rules", "bench")
+    names = ("chat", "serve", "plan", "verify", "pull", "list", "rm", "doctor", "rules", "bench")
     assert all(name in commands for name in names)
 
 

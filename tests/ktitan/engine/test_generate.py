@@ -7,9 +7,18 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
-from ktitan.engine.conversation import Conversation, check_messages, encode_messages
-from ktitan.engine.generate import GenerationStats, cache_keyword, end_ids, generate_tokens, new_cache, stream
+from ktitan.engine.conversation import Conversation, check_messages, encode_messages, render_messages
+from ktitan.engine.generate import (
+    GenerationStats,
+    cache_keyword,
+    end_ids,
+    generate_steps,
+    generate_tokens,
+    new_cache,
+    stream,
+)
 from ktitan.engine.sampling import Sampling
+from ktitan.engine.steps import PromptProgress
 from ktitan.errors import UnsupportedError
 
 
@@ -38,6 +47,34 @@ def test_greedy_tokens_equal_transformers_for_every_chunk_size(rig, chunk_tokens
     assert stats.stop_reason == "length"
     assert stats.prefill_tokens_per_second > 0
     assert stats.decode_tokens_per_second > 0
+
+
+def test_steps_tell_the_prompts_progress_and_the_raw_distribution(rig):
+    model = rig.random_model(random.randrange(10**6), eos_token_id=None)
+    prompt = [random.randrange(256) for _ in range(19)]
+    sampling = Sampling(temperature=0.5, top_k=3, repetition_penalty=1.3, seed=4)
+    options = {"max_new_tokens": 6, "chunk_tokens": 8, "sampling": sampling}
+    steps = list(generate_steps(model, prompt, likeliest=2, **options))
+    assert steps[:3] == [PromptProgress(8, 19), PromptProgress(16, 19), PromptProgress(19, 19)]
+    tokens = steps[3:]
+    ids = [token.id for token in tokens]
+    assert ids == list(generate_tokens(model, prompt, **options))
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    for row, token in zip(logprobs, tokens, strict=True):
+        assert token.logprob == pytest.approx(row[token.id].item(), abs=1e-4)
+        assert [one for one, _ in token.likeliest] == row.topk(2).indices.tolist()
+    plain = next(
+        step for step in generate_steps(model, prompt, max_new_tokens=1) if not isinstance(step, PromptProgress)
+    )
+    assert (plain.likeliest, plain.logprob != plain.logprob) == ((), True)
+
+
+@pytest.mark.parametrize(("prompt", "bias"), [([1, 264], {}), ([-1], {}), ([1], {264: 1.0})])
+def test_ids_outside_the_vocabulary_are_refused_at_the_call(rig, prompt, bias):
+    with pytest.raises(UnsupportedError, match="vocabulary"):
+        generate_steps(rig.random_model(1), prompt, max_new_tokens=1, sampling=Sampling(logit_bias=bias))
 
 
 def test_a_cache_that_holds_the_start_gives_the_same_tokens(rig):
@@ -283,6 +320,20 @@ def test_developer_is_system_where_the_template_does_not_know_it(rig, roles, ren
 def test_a_template_that_refuses_or_reaches_out_is_an_error(rig, template):
     with pytest.raises(UnsupportedError, match="chat template"):
         encode_messages(rig.byte_tokenizer(chat_template=template), [{"role": "user", "content": "x"}])
+
+
+def test_variables_reach_the_template_but_cannot_replace_it(rig):
+    tokenizer = rig.byte_tokenizer(chat_template="{{ messages[0].content }}{{ mood }}{{ tools | length }}")
+    messages = [{"role": "user", "content": "x"}]
+    assert render_messages(tokenizer, messages, {"mood": "!", "tools": [{"a": 1}]}) == "x!1"
+    for name in ("chat_template", "tokenize", "add_generation_prompt", "conversation", "messages", "tokenizer_kwargs"):
+        with pytest.raises(UnsupportedError, match=name):
+            render_messages(tokenizer, messages, {name: "x"})
+
+
+def test_half_a_surrogate_pair_is_no_text(rig):
+    with pytest.raises(UnsupportedError, match="Unicode"):
+        encode_messages(rig.byte_tokenizer(), [{"role": "user", "content": "a\ud800"}])
 
 
 def test_conversation_keeps_whole_turns_only():

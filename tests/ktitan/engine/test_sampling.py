@@ -150,3 +150,29 @@ AUTHORS = SimpleNamespace(do_sample=True, temperature=0.6, top_p=0.95, top_k=Non
 )
 def test_what_the_user_leaves_out_is_the_models_own(config, given, expected):
     assert Sampling.resolve(config, **given) == expected
+
+
+def test_presence_and_frequency_count_the_answer_alone():
+    logits = torch.tensor([[3.0, 2.5, 2.0, 0.0]])
+    chosen = {}
+    for name in ("presence_penalty", "frequency_penalty"):
+        sampler = Sampler(Sampling(greedy=True, **{name: 1.0}), prompt_ids=[0, 0, 0])
+        chosen[name] = [sampler(logits) for _ in range(7)]
+    # By hand: each token costs 1 once, or 1 each time, from the logits above; ties go to the lower id.
+    assert chosen["presence_penalty"] == [0, 1, 0, 0, 0, 0, 0]
+    assert chosen["frequency_penalty"] == [0, 1, 0, 2, 1, 0, 2]
+
+
+def test_bias_is_added_and_can_forbid_or_force():
+    logits = random_logits()
+    best = logits.argmax().item()
+    other = (best + 1) % 50
+    assert Sampler(Sampling(greedy=True, logit_bias={best: -100.0}))(logits) != best
+    assert Sampler(Sampling(greedy=True, logit_bias={other: 100}))(logits) == other
+    assert {Sampler(Sampling(logit_bias={other: 100.0}))(logits) for _ in range(20)} == {other}
+
+
+@pytest.mark.parametrize("bias", [{-1: 1.0}, {"1": 1.0}, {1: math.inf}, {1: "x"}, {True: 1.0}, [1]])
+def test_a_bias_of_another_kind_is_refused(bias):
+    with pytest.raises(UnsupportedError, match="logit_bias"):
+        Sampling(logit_bias=bias)

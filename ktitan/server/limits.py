@@ -1,0 +1,78 @@
+"""How long a prompt and its answer may be together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ktitan.server.errors import ApiError
+
+__all__ = ["Context", "context_tokens"]
+
+_PAGE_TOKENS = 64  # the KV cache grows by pages
+# A text of fewer characters for each token of the context is encoded at once; most languages have 3 to 5.
+_LIKELY_CHARS = 8
+# So many tokens may a text have less than its beginning, which is cut within a word.
+_CUT_TOKENS = 64
+
+
+def context_tokens(model: Any, asked: int | None) -> int | None:
+    """The least of the model's positions, what was asked for, and what the KV budget holds; None: no limit is known."""
+    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    limits = [limit for limit in (positions, asked, _kv_tokens(model)) if limit]
+    return min(limits, default=None)
+
+
+def _kv_tokens(model: Any) -> int | None:
+    """Tokens whose keys and values fit in the model's budget, in whole pages."""
+    handle = getattr(model, "ktitan", None)
+    budget_bytes = getattr(handle, "kv_budget_bytes", None)
+    if handle is None or budget_bytes is None or not handle.plan.context_tokens:
+        return None
+    planned_bytes = sum(uses.get("kv", 0) for uses in handle.plan.parts.values())
+    if not planned_bytes:
+        return None
+    return int(budget_bytes * handle.plan.context_tokens // planned_bytes) // _PAGE_TOKENS * _PAGE_TOKENS or 1
+
+
+class Context:
+    """The limit of one server."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self.tokens = tokens
+
+    def check_text(self, text: str, count: Callable[[str], int], field: str) -> None:
+        """Refuse a text that cannot fit by its beginning: encoding ten megabytes takes a minute, and others wait.
+
+        Args:
+            text: the prompt.
+            count: tokens of a text.
+            field: where the prompt came from.
+
+        Raises:
+            ApiError: it does not fit. A text that passes may still be too long.
+        """
+        size = _LIKELY_CHARS * self.tokens if self.tokens is not None else len(text)
+        while self.tokens is not None and size < len(text):
+            tokens = count(text[:size]) - _CUT_TOKENS
+            if tokens >= self.tokens:
+                raise self._refusal(f"more than {tokens}", field)
+            size *= 4
+
+    def answer_tokens(self, prompt_tokens: int, asked: int | None, field: str) -> int:
+        """How long the answer may be: as asked, or what is left.
+
+        Raises:
+            ApiError: the prompt leaves no room.
+        """
+        if self.tokens is None:
+            return asked or 2**31 - 1
+        if prompt_tokens >= self.tokens:
+            raise self._refusal(str(prompt_tokens), field)
+        room = self.tokens - prompt_tokens
+        return room if asked is None else min(asked, room)
+
+    def _refusal(self, tokens: str, field: str) -> ApiError:
+        most = 0 if self.tokens is None else self.tokens - 1
+        message = f"the prompt has {tokens} tokens; at most {most} fit, since prompt and answer share {most + 1}"
+        return ApiError(400, message, field, "context_length_exceeded")
