@@ -99,7 +99,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
         """Whether requests are taken."""
-        if service.engine.is_draining:
+        if not service.engine.is_serving:
             raise ApiError(503, "the server is stopping", code="stopping")
         return _json({"status": "ok"})
 

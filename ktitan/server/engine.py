@@ -47,13 +47,18 @@ class Engine:
         """Begin to take jobs."""
         self._dispatcher = asyncio.get_running_loop().create_task(self._dispatch())
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether jobs are taken and run."""
+        return not self.is_draining and self._dispatcher is not None and not self._dispatcher.done()
+
     def submit(self, job: Job) -> None:
         """Let `job` wait for its turn.
 
         Raises:
             ApiError: 429 when the queue is full, 503 when the server is about to stop.
         """
-        if self.is_draining:
+        if not self.is_serving:
             raise _stopping()
         if len(self.queue) >= self.queue.limit + (self.running is None):
             seconds = math.ceil(min(max(self._mean_seconds * (len(self.queue) + 1), 1), 120))

@@ -27,6 +27,8 @@ class Records:
         self._app = app
         self._metrics = metrics
         self._access_log = access_log
+        if access_log:  # asked for, whatever level the rest has
+            log.setLevel(logging.INFO)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and note what was answered."""

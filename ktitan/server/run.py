@@ -34,6 +34,8 @@ class Server(uvicorn.Server):
         service: what is served.
     """
 
+    should_exit: bool
+
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
@@ -101,7 +103,7 @@ def serve_model(
         listener: from `ktitan.server.listen.bind`.
         ready: called when the service is made and the server is about to listen.
     """
-    _route_logs(options.access_log)
+    _route_logs()
     service = Service(model, tokenizer, name, options)
     ready()
     make_server(service).run(sockets=[listener])
@@ -112,10 +114,8 @@ def serve_model(
         os._exit(0)
 
 
-def _route_logs(access_log: bool) -> None:
+def _route_logs() -> None:
     """uvicorn's lines go where ktitan's go, at ktitan's level."""
     ours, theirs = logging.getLogger("ktitan"), logging.getLogger("uvicorn.error")
     theirs.handlers, theirs.propagate = ours.handlers, False
     theirs.setLevel(max(ours.getEffectiveLevel(), logging.WARNING))
-    if access_log:
-        logging.getLogger("ktitan.server.access").setLevel(logging.INFO)

@@ -21,8 +21,12 @@ CHAT = "/v1/chat/completions"
 def locked(rig):
     """A server with two keys and one foreign origin."""
     options = {"api_keys": ("first-key", "second-key"), "cors_origins": ("https://chat.example.org",)}
+    # Tests of commands leave a handler behind whose stream is closed.
+    logger = logging.getLogger("ktitan")
+    handlers, logger.handlers = logger.handlers, []
     with serving(EchoModel(), rig.byte_tokenizer(), access_log=True, **options) as client:
         yield client
+    logger.handlers = handlers
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic first-key", "first-key", "Bearer \xe9"])

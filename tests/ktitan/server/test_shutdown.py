@@ -25,6 +25,7 @@ def test_what_runs_finishes_and_what_waits_is_refused(rig):
         waits = client.open(client.chat_body("cd"))
         wait_for(lambda: len(engine.queue) == 1)
         client.server.stop()
+        wait_for(lambda: engine.is_draining)
         refused = read_all(waits)
         assert refused.startswith(b"HTTP/1.1 503")
         assert b'"code":"stopping"' in refused
