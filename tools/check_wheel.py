@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 4 << 20
 LIBRARY = "ktitan/native/_cpu.so"
+PAGE = ROOT / "ktitan" / "server" / "page"
 FOLDERS = {"ktitan": "ktitan", "operators": "ktitan/operators", "injection_rules": "ktitan/injection_rules"}
 PROMPT = ["-m", "demo", "-p", "hi", "--greedy", "--max-new-tokens", "12"]
 
@@ -30,7 +31,7 @@ def expected() -> set[str]:
         f"{target}/{file.relative_to(ROOT / folder).as_posix()}"
         for folder, target in FOLDERS.items()
         for file in (ROOT / folder).rglob("*")
-        if file.suffix in (".py", ".yaml") or file.name == "py.typed"
+        if file.suffix in (".py", ".yaml") or file.name == "py.typed" or (PAGE in file.parents and file.is_file())
     }
 
 

@@ -27,7 +27,9 @@ def test_float_activations_are_exact(kind, outputs, rng):
     for rows in ((1,), (3, 5), (33,)):
         x = torch.randn(*rows, stock.in_features)
         assert operator(x).shape == (*rows, outputs)
-        assert relative_difference(operator(x), stock(x)) < 1e-5
+        # Against the size of what is summed: a single output may happen to be nearly zero.
+        summed = torch.nn.functional.linear(x.abs(), stock.weight.abs()).max()
+        assert (operator(x) - stock(x)).abs().max() / summed < 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
