@@ -5,6 +5,7 @@ from __future__ import annotations
 from ktitan.api.importing import import_rules
 from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.locate import locate as locate_model
+from ktitan.api.placing import ALL_LAYERS, PlacedRules
 from ktitan.api.planning import plan_model
 from ktitan.api.threads import set_threads
 from ktitan.engine.conversation import Conversation, encode_rendered, encode_text, render_messages
@@ -16,9 +17,11 @@ from ktitan.plan.write import to_rules
 from ktitan.tiers import format_bytes
 
 __all__ = [
+    "ALL_LAYERS",
     "Conversation",
     "Detokenizer",
     "GenerationStats",
+    "PlacedRules",
     "PromptProgress",
     "Sampling",
     "StopStrings",

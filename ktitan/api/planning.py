@@ -15,6 +15,7 @@ from torch import nn
 import ktitan.operators  # noqa: F401  fills the registry
 from ktitan.api.build import build_model, choose_dtype, is_packed, notes_of, read_config
 from ktitan.api.locate import ModelFiles, ModelName, locate
+from ktitan.api.placing import PlacedRules, place_rules
 from ktitan.api.text_only import text_only_notes
 from ktitan.errors import PlanError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
@@ -35,7 +36,7 @@ __all__ = ["Prepared", "RulesArgument", "plan_injection", "plan_model", "prepare
 
 logger = logging.getLogger(__name__)
 
-RulesArgument = str | Path | RuleSet | Sequence[Any] | Mapping[str, Any]
+RulesArgument = str | Path | RuleSet | PlacedRules | Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,16 @@ def plan_injection(
     place = whole_name(default_device(hardware) if device is None else device)
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise PlanError(f"context={context!r} is not a number of tokens", "context", "give a whole number from 1 on")
+    placed = rules if isinstance(rules, PlacedRules) else None
+    rules = rules if placed is None else placed.rules
+    is_auto = isinstance(rules, str) and rules == "auto"
     seeds: dict[str, torch.device] = {}
-    if isinstance(rules, str) and rules == "auto":
-        parsed, seeds = auto_rules(model, limits, hardware, place, context)
+    if is_auto:
+        parsed, seeds = auto_rules(model, limits, hardware, place, context, fills=placed is None)
     else:
         parsed = _parsed(rules)
+    if placed is not None:
+        parsed = place_rules(placed, parsed, model, place)
     for note in parsed.notes:
         logger.warning("%s", note)
     return make_plan(
@@ -180,7 +186,7 @@ def plan_injection(
         seeds=seeds,
         context_tokens=context,
         keep_original=keep_original,
-        lenient=isinstance(rules, str) and rules == "auto",
+        lenient=is_auto,
         adapter=adapter,
     )
 

@@ -19,7 +19,9 @@ from ktitan.local_chat.terminal import APP_OPTIONS, CONTEXT_SETTINGS, GuardedGro
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(cls=GuardedGroup, no_args_is_help=True, context_settings=CONTEXT_SETTINGS, **APP_OPTIONS)
+OPTIONS = {**APP_OPTIONS, "add_completion": True}
+
+app = typer.Typer(cls=GuardedGroup, no_args_is_help=True, context_settings=CONTEXT_SETTINGS, **OPTIONS)
 app.callback(invoke_without_command=True)(root)
 app.command("chat")(chat)
 app.command("serve")(serve)

@@ -25,11 +25,13 @@ from ktitan.local_chat.arguments import (
     budget_text,
     one_adapter,
 )
+from ktitan.local_chat.known_names import takes_known_names
 from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["plan", "write_atomically"]
 
 
+@takes_known_names
 def plan(
     model: Model,
     rules: Rules = "auto",

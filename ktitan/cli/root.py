@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 import ktitan
+from ktitan.cli.serve import serve as run_server
 from ktitan.errors import UnsupportedError
 from ktitan.local_chat.command import chat
 
@@ -17,18 +18,23 @@ __all__ = ["root"]
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
 
-def takes_options_of(other: Callable[..., None], without: tuple[str, ...]) -> Callable[[CommandT], CommandT]:
-    """Give a command the parameters of another one, but for some, in place of its `**options`."""
+def takes_options_of(*others: Callable[..., None], without: tuple[str, ...]) -> Callable[[CommandT], CommandT]:
+    """Give a command the parameters of others, but for some, in place of its `**options`."""
 
     def decorate(command: CommandT) -> CommandT:
         own = inspect.signature(command, eval_str=True).parameters.values()
         named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-        theirs = inspect.signature(other, eval_str=True).parameters.values()
-        shared = [parameter for parameter in theirs if parameter.name not in without]
-        command.__signature__ = inspect.Signature([*named, *shared])  # type: ignore[attr-defined]
+        theirs = {parameter.name: parameter for other in reversed(others) for parameter in _parameters(other)}
+        shared = [parameter for name, parameter in theirs.items() if name not in without]
+        keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*named, *shared)]
+        command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return command
 
     return decorate
+
+
+def _parameters(command: Callable[..., None]) -> Iterable[inspect.Parameter]:
+    return inspect.signature(command, eval_str=True).parameters.values()
 
 
 def _show_version(wanted: bool) -> None:
@@ -37,7 +43,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@takes_options_of(chat, without=("model",))
+@takes_options_of(chat, run_server, without=("model",))
 def root(
     ctx: typer.Context,
     version: Annotated[
@@ -45,18 +51,19 @@ def root(
     ] = False,
     hardware: Annotated[bool, typer.Option("--hardware", help="Show what this machine is and leave.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --hardware: one JSON object.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve MODEL over HTTP, like ktitan serve.")] = False,
     quant: Annotated[str | None, typer.Option("--quant", "-q", help="Quantize while loading; not there yet.")] = None,
     **options: Any,
 ) -> None:
     """Rules turn a stock transformers model into a streaming engine for models larger than VRAM and RAM.
 
-    ktitan -m MODEL answers one prompt (-p, --prompt-file, or text from a pipe), else it chats, like ktitan chat.
+    ktitan -m MODEL answers one prompt (-p, --prompt-file, or text from a pipe), else it chats, like ktitan chat; with
+    --serve it serves, like ktitan serve.
     """
     given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if ctx.invoked_subcommand is not None:
         if given:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise typer.BadParameter(f"{flags}: write options of {ctx.invoked_subcommand} behind its name")
+            raise typer.BadParameter(f"{_flags(given)}: write options of {ctx.invoked_subcommand} behind its name")
         return
     if json and not hardware:
         raise typer.BadParameter("--json goes with --hardware, or behind a command's name")
@@ -73,4 +80,14 @@ def root(
         raise UnsupportedError(
             "quantizing while loading is not there yet", f"-q {quant}", "give a .gguf file, which is quantized already"
         )
-    chat(**options)
+    command = run_server if serve else chat
+    taken = inspect.signature(command).parameters
+    if foreign := [name for name in given if name in options and name not in taken]:
+        raise typer.BadParameter(
+            f"{_flags(foreign)}: not with --serve" if serve else f"{_flags(foreign)}: needs --serve"
+        )
+    command(**{name: value for name, value in options.items() if name in taken})
+
+
+def _flags(names: list[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -10,21 +10,25 @@ from ktitan.env import API_KEY
 from ktitan.local_chat.arguments import (
     MODEL_HELP,
     Budget,
+    ChunkSize,
     Context,
     Device,
     GgufPath,
     Plugin,
     Ram,
     Rules,
+    Threads,
     Vram,
     budget_text,
 )
 from ktitan.local_chat.command import Dtype
+from ktitan.local_chat.known_names import takes_known_names
 from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["serve", "start_server"]
 
 
+@takes_known_names
 def serve(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
     model_path: Annotated[str | None, typer.Option("--model-path", "--model", "-m", help="MODEL as an option.")] = None,
@@ -39,7 +43,8 @@ def serve(
     ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are told to come back.")] = 32,
     max_body: Annotated[str, typer.Option(help="Largest request, e.g. 10MB.")] = "10MB",
-    chunk_size: Annotated[int, typer.Option(min=1, help="Tokens of a prompt in one pass.")] = 512,
+    chunk_size: ChunkSize = 512,
+    threads: Threads = None,
     shutdown_seconds: Annotated[
         float, typer.Option(min=0, help="After Ctrl-C or SIGTERM: time for the answer that runs.")
     ] = 10.0,
@@ -68,6 +73,7 @@ def serve(
         load={**loading, "budget": budget_text(budget, vram, ram), "context": context},
         max_body=max_body,
         plugin=plugin,
+        threads=threads,
         no_color=no_color,
         host=host,
         port=port,
@@ -83,7 +89,14 @@ def serve(
 
 
 def start_server(
-    model: str, *, load: dict[str, Any], max_body: str, plugin: str | None, no_color: bool, **options: Any
+    model: str,
+    *,
+    load: dict[str, Any],
+    max_body: str,
+    plugin: str | None,
+    threads: int | None,
+    no_color: bool,
+    **options: Any,
 ) -> None:
     """Bind, load and serve until a signal.
 
@@ -92,6 +105,7 @@ def start_server(
         load: keyword arguments of `ktitan.api.load`.
         max_body: size of the largest request.
         plugin: module to import first.
+        threads: threads on the CPU; None leaves them.
         no_color: plain text on stderr.
         options: fields of `ktitan.server.options.ServerOptions`; without `api_keys` those of KTITAN_API_KEY are taken.
 
@@ -111,7 +125,7 @@ def start_server(
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True, no_color=no_color or None)
     import_plugin(plugin)
     with bind(settings.host, settings.port) as listener:
-        loaded, tokenizer = load_model(ChatOptions(model=model, load=load, no_color=no_color), console)
+        loaded, tokenizer = load_model(ChatOptions(model=model, load=load, threads=threads, no_color=no_color), console)
 
         from ktitan.server.run import serve_model
 

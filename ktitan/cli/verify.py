@@ -19,6 +19,7 @@ from ktitan.local_chat.arguments import (
     Plugin,
     Ram,
     Rules,
+    Threads,
     Vram,
     budget_text,
     one_adapter,
@@ -56,6 +57,7 @@ def verify(
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
     against_device: Annotated[str | None, typer.Option(help="Where the reference computes; default: --device.")] = None,
     against_dtype: Annotated[Float, typer.Option(help="What a stock reference computes in.")] = Float.float32,
+    threads: Threads = None,
     lora: Lora = None,
     plugin: Plugin = None,
     chunk: Annotated[
@@ -71,10 +73,13 @@ def verify(
     Positions 1 to the end of each window count, all in nats. The figures go to stdout, progress to stderr. The
     reference runs first and leaves memory; its logits wait in a temporary file, whose room is checked.
     """
+    from ktitan.api import set_threads
     from ktitan.cli.progress import Steps
     from ktitan.verify import verify_model
 
     import_plugin(plugin)
+    if threads is not None:
+        set_threads(threads)
     with Steps() as steps:
         report = verify_model(
             model,

@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from ktitan.context import step
 from ktitan.engine.cache import KtitanCache
-from ktitan.engine.conversation import encode_messages, encode_text
+from ktitan.engine.conversation import encode_rendered, encode_text, render_messages
 from ktitan.engine.detokenize import Detokenizer, StopStrings
 from ktitan.engine.sampling import Sampler, Sampling
 from ktitan.engine.steps import PromptProgress, Step, Token, score_token
@@ -163,6 +163,18 @@ def _ids(steps: Generator[Step, None, None]) -> Generator[int, None, None]:
         for step in steps:
             if isinstance(step, Token):
                 yield step.id
+
+
+def _told(
+    steps: Generator[Step, None, None], on_prompt: Callable[[int, int], None], done_tokens: int, total_tokens: int
+) -> Generator[Step, None, None]:
+    """`steps`, while `on_prompt` hears of the prompt's."""
+    with closing(steps):
+        on_prompt(done_tokens, total_tokens)
+        for step in steps:
+            if isinstance(step, PromptProgress):
+                on_prompt(step.done_tokens, step.total_tokens)
+            yield step
 
 
 def generate_steps(
@@ -359,9 +371,11 @@ def stream(
     greedy: bool | None = None,
     ignore_eos: bool = False,
     stop: str | Sequence[str] = (),
+    opening: str = "",
     chunk_tokens: int = 512,
     cache: Any = None,
     stats: GenerationStats | None = None,
+    on_prompt: Callable[[int, int], None] | None = None,
 ) -> Generator[str, None, None]:
     """Pieces of the answer's text as they become certain; closing the iterator ends the work at once.
 
@@ -377,14 +391,18 @@ def stream(
         temperature, top_p, top_k, min_p, repetition_penalty, seed, greedy: see `Sampling`.
         ignore_eos: go on after the model's end marks.
         stop: strings before whose first occurrence in the answer the text ends.
+        opening: text that the answer begins with, e.g. "<think>\\n"; the model goes on from there. Nothing is done where
+            the chat template writes it already.
         chunk_tokens: tokens of the prompt in one forward pass.
         cache: see `generate_tokens`.
         stats: filled with counts and times.
+        on_prompt: called with (tokens run, tokens of the prompt) before the prompt and after each chunk of it; what
+            it raises ends the work.
 
     Raises:
         UnsupportedError: messages, options or the prompt's length are refused; at the call, not at the first piece.
     """
-    encode: Callable[[Any, Any], list[int]] = encode_text if isinstance(messages_or_text, str) else encode_messages
+    prompt, opening = _opened_prompt(tokenizer, messages_or_text, opening)
     stats = GenerationStats() if stats is None else stats
     sampling = Sampling.resolve(
         getattr(model, "generation_config", None),
@@ -396,9 +414,9 @@ def stream(
         seed=seed,
         greedy=greedy,
     )
-    tokens = generate_tokens(
+    steps = generate_steps(
         model,
-        encode(tokenizer, messages_or_text),
+        prompt,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         eos_ids=end_ids(model, tokenizer),
@@ -407,7 +425,31 @@ def stream(
         cache=cache,
         stats=stats,
     )
-    return _pieces(tokens, Detokenizer(tokenizer), StopStrings(_stops(stop)), stats)
+    if on_prompt is not None:
+        done = 0 if cache is None else int(cache.get_seq_length())
+        steps = _told(steps, on_prompt, done, len(prompt))
+    pieces = _pieces(_ids(steps), Detokenizer(tokenizer), StopStrings(_stops(stop)), stats)
+    return _opened(opening, pieces) if opening else pieces
+
+
+def _opened_prompt(tokenizer: Any, messages_or_text: Any, opening: str) -> tuple[list[int], str]:
+    """Token ids of the prompt with the answer's opening, and the opening if it was put there."""
+    if isinstance(messages_or_text, str):
+        return encode_text(tokenizer, messages_or_text + opening), opening
+    rendered = render_messages(tokenizer, messages_or_text)
+    if opening and rendered.rstrip().endswith(opening.strip()):
+        opening = ""
+    return encode_rendered(tokenizer, rendered + opening), opening
+
+
+def _opened(opening: str, pieces: Generator[str, None, None]) -> Generator[str, None, None]:
+    """The opening goes out with the first piece: before that the prompt is still being read."""
+    with closing(pieces):
+        for piece in pieces:
+            yield opening + piece
+            opening = ""
+        if opening:
+            yield opening
 
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import typer
 
 __all__ = [
     "Budget",
+    "ChunkSize",
     "Context",
     "Device",
     "Dtype",
@@ -19,6 +20,7 @@ __all__ = [
     "Plugin",
     "Ram",
     "Rules",
+    "Threads",
     "Vram",
     "budget_text",
     "one_adapter",
@@ -38,14 +40,22 @@ MODEL_HELP = "Directory, .gguf file, hub id (org/name, org/name@revision, org/na
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Rules = Annotated[
-    str, typer.Option("--rules", "--optimize-config-path", help="Rule file, name of a packaged one, or auto.")
+    str,
+    typer.Option(
+        *("--rules", "--optimize-config-path", "--optimize-rule-path"),
+        help="Rule file, name of a packaged one, or auto.",
+    ),
 ]
 GgufPath = Annotated[str | None, typer.Option(help="GGUF weights for a folder that holds config and tokenizer.")]
 Budget = Annotated[str | None, typer.Option(help="Most bytes per tier, e.g. vram=22GiB,ram=96GiB.")]
 Vram = Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")]
 Ram = Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")]
 Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]
-Context = Annotated[int | None, typer.Option(min=1, help="Tokens that the KV cache has room for.")]
+Context = Annotated[int | None, typer.Option("--context", "-c", min=1, help="Tokens that the KV cache has room for.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Threads on the CPU. Also KTITAN_THREADS.")
+]
+ChunkSize = Annotated[int, typer.Option(min=1, help="Tokens of a prompt in one pass.")]
 Lora = Annotated[
     list[Path] | None, typer.Option("--lora", metavar="DIR", help="PEFT adapter of low-rank pairs for linear modules.")
 ]

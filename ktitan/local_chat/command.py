@@ -11,6 +11,7 @@ import typer
 from ktitan.local_chat.arguments import (
     MODEL_HELP,
     Budget,
+    ChunkSize,
     Context,
     Device,
     Dtype,
@@ -19,16 +20,22 @@ from ktitan.local_chat.arguments import (
     Plugin,
     Ram,
     Rules,
+    Threads,
     Vram,
     budget_text,
     one_adapter,
 )
+from ktitan.local_chat.known_names import takes_known_names
 from ktitan.local_chat.options import ChatOptions, read_prompt
 from ktitan.local_chat.plugin import import_plugin
 
 __all__ = ["chat"]
 
+# What KTransformers puts behind the prompt (`force_think` in its local_chat.py).
+THINK = "<think>\n"
 
+
+@takes_known_names
 def chat(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
     model_path: Annotated[str | None, typer.Option("--model-path", "--model", "-m", help="MODEL as an option.")] = None,
@@ -50,6 +57,9 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end mark.")] = False,
+    force_think: Annotated[bool, typer.Option("--force-think", help="Let the answer begin with <think>.")] = False,
+    chunk_size: ChunkSize = 512,
+    threads: Threads = None,
     budget: Budget = None,
     vram: Vram = None,
     ram: Ram = None,
@@ -72,13 +82,17 @@ def chat(
     if lora:
         loading["lora"] = one_adapter(lora)
     room = {"budget": budget_text(budget, vram, ram), "context": context}
-    shaping = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    shaping: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}
+    lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "chunk_tokens": chunk_size}
+    if force_think:
+        lengths["opening"] = THINK
     options = ChatOptions(
         model=name,
         load={**loading, **room},
-        stream={**shaping, **choosing, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos},
+        stream={**shaping, **choosing, **lengths},
         system=system,
+        threads=threads,
         no_color=no_color,
     )
     code = _run(options, read_prompt(prompt, prompt_file), plugin)

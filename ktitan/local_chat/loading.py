@@ -19,8 +19,10 @@ def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
     Raises:
         KtitanError: as `ktitan.api.load`.
     """
-    from ktitan.api import format_bytes, load, locate_model
+    from ktitan.api import format_bytes, load, locate_model, set_threads
 
+    if options.threads is not None:
+        set_threads(options.threads)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     rates = (TransferSpeedColumn(), TimeRemainingColumn())
     # A download has a bar of its own, and two at once would write over each other.

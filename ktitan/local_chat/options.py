@@ -23,6 +23,7 @@ class ChatOptions:
         load: keyword arguments of `ktitan.api.load`.
         stream: keyword arguments of `ktitan.api.stream`.
         system: system prompt; empty for none.
+        threads: threads on the CPU; None leaves them.
         no_color: plain text on stderr.
     """
 
@@ -30,6 +31,7 @@ class ChatOptions:
     load: dict[str, Any] = field(default_factory=dict)
     stream: dict[str, Any] = field(default_factory=dict)
     system: str = ""
+    threads: int | None = None
     no_color: bool = False
 
 

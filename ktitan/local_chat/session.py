@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ktitan.errors import KtitanError
 from ktitan.local_chat.options import ChatOptions
+from ktitan.local_chat.prompt_bar import PromptBar
 from ktitan.local_chat.reader import Reader
 
 __all__ = ["Session", "summary_line"]
@@ -107,9 +108,21 @@ class Session:
     def _write_answer(self, messages: list[dict[str, Any]], written: list[str]) -> None:
         from ktitan.api import stream
 
-        pieces = stream(self._model, self._tokenizer, messages, stats=self._last, **self._options.stream)
-        with closing(pieces):
+        with (
+            PromptBar(self._console) as bar,
+            closing(
+                stream(
+                    self._model,
+                    self._tokenizer,
+                    messages,
+                    stats=self._last,
+                    on_prompt=bar.show,
+                    **self._options.stream,
+                )
+            ) as pieces,
+        ):
             for piece in pieces:
+                bar.close()
                 written.append(piece)
                 sys.stdout.write(piece)
                 sys.stdout.flush()

@@ -29,9 +29,14 @@ def packaged_rules(name: str) -> Path | None:
 
 
 def auto_rules(
-    model: nn.Module, budget: Budget, hardware: Hardware, device: str, context_tokens: int | None = None
+    model: nn.Module,
+    budget: Budget,
+    hardware: Hardware,
+    device: str,
+    context_tokens: int | None = None,
+    fills: bool = True,
 ) -> tuple[RuleSet, dict[str, torch.device]]:
-    """The rules for `model`, and the devices of the subtrees that do not fit on `device`.
+    """The rules for `model`, and the devices of the subtrees that do not fit on `device` (none unless it `fills`).
 
     Returns:
         The parsed rules, whose origin says how they were chosen, and the seeds for `make_plan`.
@@ -43,7 +48,7 @@ def auto_rules(
     if chosen is None:
         raise PlanError("the packaged rule files are missing", "ktitan.injection_rules", "install ktitan again")
     parsed = parse_rules(chosen)
-    seeds = fill(model, budget, hardware, torch.device(device), context_tokens)
+    seeds = fill(model, budget, hardware, torch.device(device), context_tokens) if fills else {}
     how = f"family {family}" if path is not None else f"generic; no file for {family or type(model).__name__}"
     moved = f", {len(seeds)} part{'s' * (len(seeds) > 1)} moved by budget" if seeds else ""
     return RuleSet(parsed.rules, f"auto: {Path(parsed.origin).name} ({how}{moved})", parsed.faults), seeds

@@ -30,6 +30,7 @@ from ktitan.rules.includes import packaged_folder
 from ktitan.rules.ktransformers import to_yaml
 from ktitan.rules.match import LayerSet, Match, layer_of
 from ktitan.rules.nodes import Location
+from ktitan.rules.placing import Placement, place_first
 from ktitan.rules.ruleset import KEEP, PLACEMENT_KEYS, TIERS, Note, Replace, Rule, RuleSet
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Location",
     "Match",
     "Note",
+    "Placement",
     "Replace",
     "Rule",
     "RuleSet",
@@ -48,5 +50,6 @@ __all__ = [
     "parse_object",
     "parse_rules",
     "parse_text",
+    "place_first",
     "to_yaml",
 ]

@@ -12,7 +12,7 @@ from ktitan.rules.match import Match
 from ktitan.rules.nodes import Location
 from ktitan.rules.ruleset import Replace, Rule, RuleSet
 
-__all__ = ["to_yaml"]
+__all__ = ["rule_lines", "to_yaml"]
 
 WIDTH = 116
 
@@ -34,7 +34,7 @@ def to_yaml(rules: RuleSet) -> str:
         if place != last and place[1]:
             lines.append(f"  # line {place[1]}")
             lines += [line for message in remarks.get(place, ()) for line in _comment(message, "  ")]
-        lines += _rule(rule)
+        lines += rule_lines(rule)
         last = place
     return "\n".join(lines) + "\n"
 
@@ -50,8 +50,8 @@ def _comment(message: str, indent: str) -> Iterator[str]:
     return iter(textwrap.wrap(message, WIDTH, initial_indent=f"{indent}# - ", subsequent_indent=f"{indent}#   "))
 
 
-def _rule(rule: Rule) -> Iterator[str]:
-    """The lines of one rule; keys that say what holds anyway are left out."""
+def rule_lines(rule: Rule) -> Iterator[str]:
+    """The lines of one rule in a list of `rules:`; keys that say what holds anyway are left out."""
     yield f"  - match: {_flow(_match(rule.match))}"
     replace = _replace(rule.replace)
     if rule.prefill is not None:
