@@ -15,18 +15,22 @@ from ktitan.cgroups import read_text
 __all__ = ["Gpu", "driver_version", "visible_gpus"]
 
 SECONDS = 10.0
-_FIELDS = ("index", "name", "memory.total", "memory.free", "compute_cap")
+_FIELDS = ("index", "name", "memory.total", "memory.free", "compute_cap", "pcie.link.gen.max", "pcie.link.width.max")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as the driver numbers it (CUDA may number them otherwise); `capability` is like "9.0"."""
+    """One GPU as the driver numbers it (CUDA may number them otherwise); `capability` is like "9.0".
+
+    `pcie` is the best link that GPU and slot can have, like "gen 5 x16"; an idle GPU may be on a slower one.
+    """
 
     index: int
     name: str
     total_bytes: int | None = None
     free_bytes: int | None = None
     capability: str | None = None
+    pcie: str | None = None
 
 
 def visible_gpus(root: Path = Path("/"), command: str = "nvidia-smi") -> tuple[Gpu, ...]:
@@ -47,9 +51,10 @@ def driver_version(root: Path = Path("/")) -> str | None:
 
 
 def _gpu(row: list[str]) -> Gpu:
-    index, name, total, free, capability = row
+    index, name, total, free, capability, generation, width = row
     known = capability if re.fullmatch(r"\d+\.\d+", capability) else None
-    return Gpu(int(index), name, _mebibytes(total), _mebibytes(free), known)
+    link = f"gen {generation} x{width}" if generation.isdecimal() and width.isdecimal() else None
+    return Gpu(int(index), name, _mebibytes(total), _mebibytes(free), known, link)
 
 
 def _mebibytes(text: str) -> int | None:

@@ -23,7 +23,7 @@ from ktitan.bench.result import Result
 from ktitan.bench.team import Team
 from ktitan.errors import IoError
 
-__all__ = ["DriveFile", "drive_results", "read_target"]
+__all__ = ["SEQUENTIAL_BYTES", "DriveFile", "drive_results", "file_results", "read_target"]
 
 LEAST_FILE_BYTES = 256 << 20
 PIECE_BYTES = 16 << 20
@@ -92,18 +92,28 @@ def drive_results(path: str | Path, seconds: float) -> list[Result]:
         IoError: there is no such path, or it cannot be read or written.
     """
     try:
-        with read_target(Path(path)) as target, Team(DEPTH) as team:
-            file = DriveFile(target)
-            try:
-                return _results(file, team, seconds)
-            finally:
-                file.close()
+        with read_target(Path(path)) as target:
+            return file_results(target, seconds)
     except OSError as error:
         raise IoError(
             f"the drive cannot be measured: {error.strerror}",
             str(error.filename or path),
             "give --path a file that can be read, or a folder that can be written and has 256 MiB free",
         ) from error
+
+
+def file_results(path: Path, seconds: float) -> list[Result]:
+    """Read bandwidth of one file of at least 1 MiB, about `seconds` for each size of read; nothing is written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with Team(DEPTH) as team:
+        file = DriveFile(path)
+        try:
+            return _results(file, team, seconds)
+        finally:
+            file.close()
 
 
 @contextmanager

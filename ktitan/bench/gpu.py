@@ -17,10 +17,11 @@ from ktitan.hardware import Gpu
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["cuda_clock", "gpu_results"]
+__all__ = ["cuda_clock", "gpu_results", "transfer_result"]
 
 COPY_BYTES = 1 << 30
 TRANSFER_BYTES = 256 << 20
+TRANSFER_METRIC = "pinned copy, one torch call a piece"
 PIECE_BYTES = {"4MiB": 4 << 20, "1MiB": 1 << 20, "256KiB": 256 << 10}
 GEMM_SIZE = 8192
 MAX_RUNS = 1000
@@ -76,23 +77,42 @@ def _copy_result(gpu: Gpu, seconds: float) -> Result:
     )
 
 
-def _transfer_results(gpu: Gpu, direction: str, seconds: float) -> list[Result]:
-    """Pinned copies of 256 MiB in one way, whole (the ceiling) and in pieces."""
+def transfer_result(gpu: Gpu, direction: str, seconds: float) -> Result:
+    """Pinned copies of 256 MiB to the device ("h2d") or from it ("d2h"), in about `seconds`.
+
+    Raises:
+        UnsupportedError: a copy came out wrong.
+    """
+    import torch
+
+    with torch.cuda.device(gpu.index):
+        return _whole_result(gpu, direction, seconds, *_transfer_buffers(direction))
+
+
+def _transfer_buffers(direction: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Target and source of the copies."""
     import torch
 
     host = torch.randint(0, 256, (TRANSFER_BYTES,), dtype=torch.uint8).pin_memory()
     device = torch.empty(TRANSFER_BYTES, dtype=torch.uint8, device="cuda")
     if direction == "d2h":
         device.random_(0, 256)
-    source, target = (host, device) if direction == "h2d" else (device, host)
-    whole, amount = _pieces(target, source, TRANSFER_BYTES), TRANSFER_BYTES / 1e9
-    case = f"gpu{gpu.index}-{direction}"
+    return (device, host) if direction == "h2d" else (host, device)
+
+
+def _whole_result(gpu: Gpu, direction: str, seconds: float, target: torch.Tensor, source: torch.Tensor) -> Result:
+    whole, case = _pieces(target, source, TRANSFER_BYTES), f"gpu{gpu.index}-{direction}-256MiB"
     check = functools.partial(_copy_fault, whole, target, source)
-    timing = measure(whole, MAX_RUNS, seconds=seconds, check=check, clock=cuda_clock, case=f"{case}-256MiB")
-    metric = "pinned copy, one torch call a piece"
-    results = [
-        Result(f"{case}-256MiB", metric, timing.rate(amount), "GB/s", runs=timing.runs, spread=timing.spread),
-    ]
+    timing = measure(whole, MAX_RUNS, seconds=seconds, check=check, clock=cuda_clock, case=case)
+    rate = timing.rate(TRANSFER_BYTES / 1e9)
+    return Result(case, TRANSFER_METRIC, rate, "GB/s", runs=timing.runs, spread=timing.spread)
+
+
+def _transfer_results(gpu: Gpu, direction: str, seconds: float) -> list[Result]:
+    """Pinned copies of 256 MiB in one way, whole (the ceiling) and in pieces."""
+    target, source = _transfer_buffers(direction)
+    results = [_whole_result(gpu, direction, seconds, target, source)]
+    whole, amount, case = _pieces(target, source, TRANSFER_BYTES), TRANSFER_BYTES / 1e9, f"gpu{gpu.index}-{direction}"
     for name, piece_bytes in PIECE_BYTES.items():
         pieces = _pieces(target, source, piece_bytes)
         target.zero_()
@@ -103,7 +123,7 @@ def _transfer_results(gpu: Gpu, direction: str, seconds: float) -> list[Result]:
         results.append(
             Result(
                 case=f"{case}-{name}",
-                metric=metric,
+                metric=TRANSFER_METRIC,
                 value=pairing.a.rate(amount),
                 unit="GB/s",
                 ceiling=pairing.b.rate(amount),

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktitan.bench.measure import Run, interleave, repeats, settled_clock
+from ktitan.bench.measure import Run, interleave, measure, repeats, settled_clock
 from ktitan.bench.result import Result
 from ktitan.bench.team import Team
 from ktitan.hardware import Hardware, last_level_cache_bytes
 
-__all__ = ["aligned_buffer", "buffer_bytes", "fill", "memory_results", "reader"]
+__all__ = ["aligned_buffer", "buffer_bytes", "fill", "memory_results", "read_rate", "reader"]
 
 HUGE_PAGE_BYTES = 2 << 20
 LEAST_BYTES = 512 << 20
@@ -80,6 +80,18 @@ def reader(buffer: NDArray[np.uint8], team: Team, passes: int = 1) -> Callable[[
         return sum(kernel(part) for _ in range(passes))
 
     return lambda: _signed(sum(team.run(read, parts)))
+
+
+def read_rate(buffer: NDArray[np.uint8], threads: int, seconds: float) -> float:
+    """Bytes a second that `threads` read from `buffer`, in about `seconds`, without torch.
+
+    Raises:
+        UnsupportedError: the loop found a wrong sum.
+    """
+    with Team(threads) as team:
+        run = reader(buffer, team)
+        check = functools.partial(_check_sum, run, buffer, 1)
+        return measure(run, MAX_PAIRS, seconds=seconds, check=check, case="memory-read").rate(buffer.size)
 
 
 def memory_results(buffer: NDArray[np.uint8], hardware: Hardware, seconds: float) -> list[Result]:

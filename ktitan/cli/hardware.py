@@ -1,4 +1,4 @@
-"""`ktitan --hardware`: what this machine is, without torch."""
+"""`ktitan --hardware`: what this machine is, at once and without torch; what takes time only when it is asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from ktitan.hardware import UNKNOWN, Cache, detect_cpu, detect_memory, numa_nodes, processor_caches
-from ktitan.nvidia import Gpu, driver_version, visible_gpus
+from ktitan.nvidia import driver_version, visible_gpus
 
 __all__ = ["hardware_facts", "show_hardware"]
 
@@ -21,11 +21,22 @@ FLAGS = (
     *("asimd", "asimddp", "i8mm", "bf16", "sve"),
 )
 GIB = 1 << 30
+RATES = ("h2d_gb_per_s", "d2h_gb_per_s")
+NOT_MEASURED = f"{UNKNOWN} (--measure measures it)"
 
 
-def show_hardware(as_json: bool) -> None:
-    """Write the machine's facts to stdout, as lines or as one JSON object."""
+def show_hardware(as_json: bool, measures: bool = False, model: str | None = None) -> None:
+    """Write the machine's facts to stdout, as lines or as one JSON object; measured ones where it `measures`.
+
+    Raises:
+        KtitanError: as `ktitan.cli.hardware_measure.add_measured`.
+    """
     facts = hardware_facts()
+    if measures:
+        from ktitan.cli.hardware_measure import add_measured
+
+        typer.echo("measuring, some seconds", err=True)
+        add_measured(facts, model)
     typer.echo(json_format.dumps(facts, indent=2) if as_json else "\n".join(_lines(facts)))
 
 
@@ -46,9 +57,11 @@ def hardware_facts() -> dict[str, Any]:
             "total_bytes": memory.total_bytes or None,
             "available_bytes": memory.available_bytes or None,
             "limit_bytes": memory.limit_bytes,
+            "read_gb_per_s": None,
         },
-        "gpus": [dataclasses.asdict(gpu) for gpu in visible_gpus()],
+        "gpus": [{**dataclasses.asdict(gpu), **dict.fromkeys(RATES)} for gpu in visible_gpus()],
         "driver": driver_version(),
+        "drive": None,
     }
 
 
@@ -64,13 +77,32 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         ("  flags", " ".join(cpu["flags"]) or UNKNOWN),
         ("RAM", f"{_gib(memory['total_bytes'])}, {_gib(memory['available_bytes'])} available"),
         ("  cgroup limit", limit),
-        *(("GPU", _gpu(Gpu(**gpu))) for gpu in facts["gpus"]),
+        ("  read", _rate(memory["read_gb_per_s"])),
     ]
+    for gpu in facts["gpus"]:
+        rates = [f"{name[:3]} {gpu[name]:g} GB/s" for name in RATES if gpu[name] is not None]
+        rows += [("GPU", _gpu(gpu)), ("  PCIe", ", ".join([gpu["pcie"] or UNKNOWN, *rates]))]
     if not facts["gpus"]:
         rows.append(("GPU", "none seen"))
     if facts["driver"]:
         rows.append(("  driver", facts["driver"]))
+    rows += _drive_rows(facts["drive"])
     return [f"{title:<16}{value}" for title, value in rows]
+
+
+def _drive_rows(drive: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if drive is None:
+        return [("drive", f"{UNKNOWN} (-m MODEL measures the one under it)")]
+    rates = {name.removesuffix("_gb_per_s"): rate for name, rate in drive.items() if name.endswith("_gb_per_s")}
+    return [
+        ("drive", f"{drive['device'] or UNKNOWN}, by {drive['file']}"),
+        ("  reads", ", ".join(f"{name.replace('_', ' ')} {rate:g} GB/s" for name, rate in rates.items())),
+        ("  measured as", drive["how"]),
+    ]
+
+
+def _rate(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value:g} GB/s"
 
 
 def _cache(cache: Cache) -> str:
@@ -79,9 +111,9 @@ def _cache(cache: Cache) -> str:
     return f"L{cache.level}{kind} {cache.count} x {size}"
 
 
-def _gpu(gpu: Gpu) -> str:
-    capability = f"compute capability {gpu.capability or UNKNOWN}"
-    return f"{gpu.index}: {gpu.name}, {_gib(gpu.total_bytes)}, {_gib(gpu.free_bytes)} free, {capability}"
+def _gpu(gpu: dict[str, Any]) -> str:
+    capability = f"compute capability {gpu['capability'] or UNKNOWN}"
+    return f"{gpu['index']}: {gpu['name']}, {_gib(gpu['total_bytes'])}, {_gib(gpu['free_bytes'])} free, {capability}"
 
 
 def _gib(size_bytes: int | None) -> str:

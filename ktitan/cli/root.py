@@ -51,6 +51,9 @@ def root(
     ] = False,
     hardware: Annotated[bool, typer.Option("--hardware", help="Show what this machine is and leave.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --hardware: one JSON object.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With --hardware: measure memory, PCIe, and the drive under -m MODEL.")
+    ] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Serve MODEL over HTTP, like ktitan serve.")] = False,
     quant: Annotated[str | None, typer.Option("--quant", "-q", help="Quantize while loading; not there yet.")] = None,
     **options: Any,
@@ -67,12 +70,15 @@ def root(
         return
     if json and not hardware:
         raise typer.BadParameter("--json goes with --hardware, or behind a command's name")
-    if hardware and {*given} - {"hardware", "json"}:
-        raise typer.BadParameter("--hardware goes alone, or with --json")
+    if measure and not hardware:
+        raise typer.BadParameter("--measure goes with --hardware")
+    if hardware and {*given} - {"hardware", "json", "measure", "model_path"}:
+        raise typer.BadParameter("--hardware goes alone, or with --json, --measure and -m MODEL")
     if hardware:
         from ktitan.cli.hardware import show_hardware
 
-        show_hardware(json)
+        model = options["model_path"]
+        show_hardware(json, measure or model is not None, model)
         return
     if options["model_path"] is None:
         raise typer.BadParameter("no model: ktitan -m MODEL, where MODEL is a directory, .gguf file, hub id, or demo")

@@ -391,8 +391,8 @@ def stream(
         temperature, top_p, top_k, min_p, repetition_penalty, seed, greedy: see `Sampling`.
         ignore_eos: go on after the model's end marks.
         stop: strings before whose first occurrence in the answer the text ends.
-        opening: text that the answer begins with, e.g. "<think>\\n"; the model goes on from there. Nothing is done where
-            the chat template writes it already.
+        opening: text that the answer begins with, e.g. "<think>"; the model goes on from there. Nothing is done
+            where the chat template writes it already.
         chunk_tokens: tokens of the prompt in one forward pass.
         cache: see `generate_tokens`.
         stats: filled with counts and times.

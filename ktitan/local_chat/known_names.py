@@ -73,8 +73,8 @@ PLACING: dict[str, Any] = {
     ],
     "n_cpu_moe": Annotated[
         int | None,
-        typer.Option("-ncmoe", "--n-cpu-moe", min=0, metavar="N", help="llama.cpp: routed experts of the first N layers "
-                     "on the CPU."),
+        typer.Option("-ncmoe", "--n-cpu-moe", min=0, metavar="N", help="llama.cpp: routed experts of the first N "
+                     "layers on the CPU."),
     ],
     "cpu_moe": Annotated[
         bool, typer.Option("-cmoe", "--cpu-moe", help="llama.cpp: all routed experts on the CPU.")
@@ -88,7 +88,7 @@ PLACING: dict[str, Any] = {
 
 
 def takes_known_names(command: CommandT) -> CommandT:
-    """Give a command the known names of what it has: rows of `KNOWN` by their targets, placements where it takes rules."""
+    """Give a command the rows of `KNOWN` whose targets it has, and placements where it takes rules."""
     own = inspect.signature(command, eval_str=True).parameters
     rows = [row for row in KNOWN if row.target in own]
     places = PLACING if "rules" in own else {}

@@ -34,7 +34,7 @@ class PromptBar:
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("", total=None)
         self._lock = Lock()
-        self._is_closed = False
+        self._is_closed = self._is_gone = False
         self._timer = Timer(patience_seconds, self._start)
         self._timer.daemon = True
 
@@ -54,12 +54,13 @@ class PromptBar:
 
     def close(self) -> None:
         """Take the bar away; once is enough."""
-        if self._is_closed:
+        if self._is_gone:
             return
         with self._lock:
             self._is_closed = True
             self._timer.cancel()
             self._progress.stop()
+        self._is_gone = True  # only now: Ctrl-C may come in between, and __exit__ then does the rest
 
     def _start(self) -> None:
         with self._lock:
