@@ -1,8 +1,10 @@
 """Every example runs as its docstring says, on the tiny model of the source tree."""
 
 import importlib.util
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ EXAMPLES = {
 
 
 def test_every_example_is_listed(repository):
-    assert {path.name for path in (repository / "examples").glob("*.py")} == set(EXAMPLES)
+    assert {path.name for path in (repository / "examples").glob("*.py")} == {*EXAMPLES, "openai_client.py"}
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
@@ -29,6 +31,36 @@ def test_example(name, repository, tmp_path, tiny_gguf):
     assert run.returncode == 0, run.stderr
     assert EXAMPLES[name] in run.stdout
     assert run.stdout.count("�") == 0
+
+
+@contextmanager
+def served(model):
+    """The URL of `ktitan -m model --serve`, which Ctrl-C ends with exit code 0."""
+    command = [sys.executable, "-m", "ktitan.cli.main", "-m", str(model), "--serve", "--port", "0", "-t", "1"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        told = ""
+        while "serving at " not in told:
+            line = server.stderr.readline()
+            assert line, told
+            told += line
+        yield told.rpartition("serving at ")[2].split()[0]
+        server.send_signal(signal.SIGINT)
+        output, _ = server.communicate(timeout=60)
+        assert (server.returncode, output) == (0, "")
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_the_openai_client_streams_from_a_server(repository, tmp_path, tiny_gguf):
+    pytest.importorskip("openai")
+    with served(tiny_gguf) as url:
+        command = [sys.executable, str(repository / "examples" / "openai_client.py"), url]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+    assert run.stderr.endswith("64 out\n")
 
 
 def test_the_custom_operator_computes_what_the_stock_mlp_does(repository, tiny_gguf):

@@ -101,7 +101,7 @@ def takes_known_names(command: CommandT) -> CommandT:
         for row, value in given:
             if value is not None:
                 _rename(row, value, options, own[row.target].default, chosen)
-        if any(value not in (None, False, []) for value in placing.values()):
+        if places:
             options["rules"] = _placed(options["rules"], **placing)
         return command(**options)
 
@@ -128,12 +128,14 @@ def _rename(row: Known, value: Any, options: dict[str, Any], usual: Any, chosen:
 def _placed(
     rules: Any, n_gpu_layers: str | None, n_cpu_moe: int | None, cpu_moe: bool, override_tensor: list[str] | None
 ) -> Any:
-    """The rules with placements before them."""
+    """The rules with the placements before them that are given."""
     if cpu_moe and n_cpu_moe is not None:
         raise typer.BadParameter("--cpu-moe is --n-cpu-moe of all layers; give one of them")
     layers = n_gpu_layers if n_gpu_layers not in (None, "auto") else None
     if layers is not None and layers != "all" and not (layers.isascii() and layers.isdigit()):
         raise typer.BadParameter(f"-ngl {layers}: give a number of layers, all or auto")
+    if layers is None and not cpu_moe and n_cpu_moe is None and not override_tensor:
+        return rules
     from ktitan.api import ALL_LAYERS, PlacedRules
 
     count = ALL_LAYERS if layers == "all" else int(layers) if layers is not None else None

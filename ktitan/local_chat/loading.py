@@ -19,9 +19,11 @@ def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
     Raises:
         KtitanError: as `ktitan.api.load`.
     """
-    from ktitan.api import format_bytes, load, locate_model, set_threads
+    from ktitan.api import format_bytes, load, locate_model
 
     if options.threads is not None:
+        from ktitan.api import set_threads
+
         set_threads(options.threads)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     rates = (TransferSpeedColumn(), TimeRemainingColumn())

@@ -2,8 +2,8 @@
 
 from ktitan.nvidia import Gpu, driver_version, visible_gpus
 
-LISTED = """0, NVIDIA H200, 143771, 143120, 9.0
-1, NVIDIA GeForce GT 710, 2002, [N/A], [Not Supported]
+LISTED = """0, NVIDIA H200, 143771, 143120, 9.0, 5, 16
+1, NVIDIA GeForce GT 710, 2002, [N/A], [Not Supported], [N/A], 8
 garbage
 """
 
@@ -28,7 +28,7 @@ def proc(root):
 def test_what_nvidia_smi_lists(tmp_path):
     command = program(tmp_path, f"cat <<'END'\n{LISTED}END")
     assert visible_gpus(tmp_path, command) == (
-        Gpu(0, "NVIDIA H200", 143771 << 20, 143120 << 20, "9.0"),
+        Gpu(0, "NVIDIA H200", 143771 << 20, 143120 << 20, "9.0", "gen 5 x16"),
         Gpu(1, "NVIDIA GeForce GT 710", 2002 << 20, None, None),
     )
 

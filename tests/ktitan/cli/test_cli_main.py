@@ -46,6 +46,11 @@ LIGHT = [
     ["-m", "demo", "plan", "x"],
     ["--json"],
     ["--hardware", "-p", "hi"],
+    ["--measure"],
+    ["-m", "demo", "--temp", "-1"],
+    ["-m", "demo", "--port", "1"],
+    ["-m", "demo", "--serve", "--temp", "1"],
+    ["-m", "demo", "-ngl", "many"],
     ["demo"],
 ]
 PROBE = """
@@ -122,3 +127,27 @@ def test_a_fault_is_not_dressed_up():
     result = CliRunner().invoke(failing, ["fail"])
     assert result.exit_code == 1
     assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_completion_knows_commands_and_options():
+    variables = ["_KTITAN_COMPLETE=complete_bash", "COMP_CWORD=1"]
+    for word, offered in (("se", "serve"), ("--n-cpu", "--n-cpu-moe"), ("--optimize", "--optimize-rule-path")):
+        command = ["env", *variables, f"COMP_WORDS=ktitan {word}", sys.executable, "-m", "ktitan.cli.main"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert offered in ended.stdout.split(), ended.stderr
+
+
+def test_completion_scripts_are_shown():
+    command = ["env", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1", sys.executable, "-m", "ktitan.cli.main"]
+    ended = subprocess.run([*command, "--show-completion", "bash"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and "_KTITAN_COMPLETE=complete_bash" in ended.stdout
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR=1", "TERM=dumb", "FORCE_COLOR=1"])
+def test_pipes_and_no_color_get_plain_text(variable, tiny_gguf):
+    command = ["env", variable, sys.executable, "-m", "ktitan.cli.main", "-m", str(tiny_gguf), "-n", "2", "--greedy"]
+    ended = subprocess.run(command, input="The matrix", capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "\x1b" not in ended.stdout
+    assert ("\x1b[" in ended.stderr) == (variable == "FORCE_COLOR=1")
+    assert ended.stderr.startswith("-n 2 became --max-new-tokens 2\n")

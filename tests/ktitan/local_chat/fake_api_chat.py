@@ -1,6 +1,6 @@
 """Runs the terminal chat over an api without torch, so that tests of keys, pipes and exit codes start at once.
 
-The answer to "slow" takes 20 seconds; to "think" it never begins; "refuse" is refused, "break" is a fault; to anything
+The answer to "slow" takes 20 seconds; to "think" it never begins; "read" is a long prompt; "refuse" is refused, "break" is a fault; to anything
 else it is the text of all messages, so that the history can be read off the screen.
 """
 
@@ -38,14 +38,18 @@ def load(model, *, progress, **options):
     return SimpleNamespace(ktitan=loaded), SimpleNamespace(chat_template="yes")
 
 
-def stream(model, tokenizer, messages, *, stats, **options):
+def stream(model, tokenizer, messages, *, stats, on_prompt, **options):
     question = messages[-1]["content"]
     if question == "refuse":
         raise UnsupportedError("refused", remedy="ask something else")
-    return pieces(question, messages)
+    return pieces(question, messages, on_prompt)
 
 
-def pieces(question, messages):
+def pieces(question, messages, on_prompt):
+    on_prompt(0, 4096)
+    for chunk in range(1, 25 if question == "read" else 1):
+        time.sleep(0.1)
+        on_prompt(chunk * 64, 4096)
     if question == "break":
         raise RuntimeError("a fault")
     if question == "think":

@@ -20,7 +20,10 @@ STREAM = {
     "greedy": None,
     "max_new_tokens": 1000,
     "ignore_eos": False,
+    "chunk_tokens": 512,
 }
+
+LENGTHS = {"max_new_tokens": 7, "ignore_eos": True, "chunk_tokens": 9, "opening": "<think>\n"}
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def calls(monkeypatch):
         plan = SimpleNamespace(summary=lambda **_: "PLAN")
         return SimpleNamespace(ktitan=SimpleNamespace(plan=plan)), SimpleNamespace(chat_template="yes")
 
-    def stream(model, tokenizer, messages, *, stats, **options):
+    def stream(model, tokenizer, messages, *, stats, on_prompt, **options):
         seen.update(messages=messages, stream=options)
         return (piece for piece in ("an", "swer"))
 
@@ -52,7 +55,7 @@ def test_defaults(calls):
 @pytest.mark.parametrize("mark", ["-", "_"])
 def test_every_option_arrives_written_either_way(calls, mark):
     words = "--model-path m --gguf-path g --optimize-config-path r.yaml --max-new-tokens 7 --top-p 0.5 --top-k 3 "
-    words += "--min-p 0.1 --temperature 0.2 --repetition-penalty 1.5 --seed 4 --greedy --ignore-eos --vram 2GiB "
+    words += "--min-p 0.1 --temperature 0.2 --repetition-penalty 1.5 --seed 4 --greedy --ignore-eos --chunk-size 9 --force-think --vram 2GiB "
     words += "--ram 3GiB --budget nvme=1TiB --context 512 --device cuda:1 --dtype float16 --no-color --system s -p hi"
     arguments = [word[:2] + word[2:].replace("-", mark) if word.startswith("--") else word for word in words.split()]
     result = CliRunner().invoke(app, arguments)
@@ -60,7 +63,7 @@ def test_every_option_arrives_written_either_way(calls, mark):
     load = {"gguf_path": "g", "rules": "r.yaml", "device": "cuda:1", "dtype": "float16"}
     stream = {"temperature": 0.2, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 4}
     assert calls["load"] == {**load, "budget": "nvme=1TiB,vram=2GiB,ram=3GiB", "context": 512}
-    assert calls["stream"] == {**stream, "greedy": True, "max_new_tokens": 7, "ignore_eos": True}
+    assert calls["stream"] == {**stream, "greedy": True, **LENGTHS}
     assert calls["messages"][0] == {"role": "system", "content": "s"}
 
 

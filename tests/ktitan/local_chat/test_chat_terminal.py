@@ -18,13 +18,13 @@ PATIENCE_SECONDS = 60
 class Terminal:
     """The chat on a pseudo-terminal."""
 
-    def __init__(self, *arguments, stdout="/dev/tty"):
+    def __init__(self, *arguments, stdout="/dev/tty", term="dumb"):
         self.seen = ""
         self._read_up_to = 0
         self.process_id, self._terminal = pty.fork()
         if self.process_id == 0:
             shell = ["sh", "-c", 'exec "$@" >"$0"', stdout]
-            os.execvp("env", ["env", "TERM=dumb", *shell, sys.executable, SCRIPT, *arguments])
+            os.execvp("env", ["env", f"TERM={term}", *shell, sys.executable, SCRIPT, *arguments])
 
     def expect(self, text):
         """Wait until `text` is on the screen, after what was expected before."""
@@ -90,6 +90,28 @@ def test_ctrl_c_ends_the_answer_only_and_the_next_turn_is_clean():
     chat.type(CTRL_C)
     assert chat.exit_code() == 130
     assert "Traceback" not in chat.seen
+
+
+def test_a_long_prompt_shows_how_far_it_is_and_ctrl_c_ends_it():
+    chat = Terminal("m", term="xterm")
+    chat.expect("> ")
+    chat.type("read\n")
+    chat.expect("reading the prompt")
+    chat.expect("/4096")
+    chat.expect("tokens/s")
+    chat.type(CTRL_C)
+    chat.expect("the question is dropped")
+    chat.expect("> ")
+    chat.type("next\n")
+    chat.expect("<user:next>")
+    chat.expect("> ")
+    chat.type(CTRL_D)
+    assert chat.exit_code() == 0
+    assert "Traceback" not in chat.seen
+
+
+def test_a_long_prompt_is_silent_where_stderr_is_no_terminal():
+    assert "reading" not in run("m", "-p", "read").stderr.decode()
 
 
 def test_several_lines_system_prompt_refusal_and_ctrl_d():
