@@ -37,6 +37,9 @@ def _parameters(command: Callable[..., None]) -> Iterable[inspect.Parameter]:
     return inspect.signature(command, eval_str=True).parameters.values()
 
 
+CHAT_OPTIONS, SERVER_OPTIONS = ({one.name for one in _parameters(command)} for command in (chat, run_server))
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"ktitan {ktitan.__version__}")
@@ -86,12 +89,12 @@ def root(
         raise UnsupportedError(
             "quantizing while loading is not there yet", f"-q {quant}", "give a .gguf file, which is quantized already"
         )
-    command = run_server if serve else chat
-    taken = inspect.signature(command).parameters
+    taken = SERVER_OPTIONS if serve else CHAT_OPTIONS
     if foreign := [name for name in given if name in options and name not in taken]:
         raise typer.BadParameter(
             f"{_flags(foreign)}: not with --serve" if serve else f"{_flags(foreign)}: needs --serve"
         )
+    command = run_server if serve else chat
     command(**{name: value for name, value in options.items() if name in taken})
 
 

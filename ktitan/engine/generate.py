@@ -336,7 +336,9 @@ def _vocabulary(model: Any) -> int | None:
 def _check_bias(model: Any, sampling: Sampling | None) -> None:
     """Ids outside the vocabulary would be an index error deep in the sampler."""
     size = _vocabulary(model)
-    beyond = [one for one in (sampling.logit_bias if sampling else ()) if size and not 0 <= one < size]
+    if size is None:
+        return
+    beyond = [one for one in (sampling.logit_bias if sampling else ()) if not 0 <= one < size]
     if beyond:
         message = f"token {beyond[0]} is none of the {size} of the vocabulary"
         raise UnsupportedError(message, "logit_bias", f"give ids from 0 to {size - 1}")

@@ -4,7 +4,7 @@ import pytest
 
 from ktitan.engine.generate import GenerationStats, stream
 
-LINKS = {ord("\n"): ord("o"), ord("o"): ord("k"), ord("k"): 258}
+LINKS = {ord("\n"): ord("o"), ord("o"): ord("k"), ord("k"): 258, ord(">"): ord("o")}
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def test_an_opening_is_part_of_the_answer_and_the_model_goes_on_from_it(chain, p
 
 
 def test_an_opening_that_the_template_writes_is_not_written_twice(rig):
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
     stats = GenerationStats()
     messages = [{"role": "user", "content": "hi"}]
     tokenizer = rig.byte_tokenizer(template)
     pieces = stream(rig.chain_model(LINKS), tokenizer, messages, opening="<think>\n", stats=stats)
     assert "".join(pieces) == "ok"
-    assert stats.prompt_tokens == len(tokenizer("hi<think>\n").input_ids)
+    assert stats.prompt_tokens == len("hi<think>")

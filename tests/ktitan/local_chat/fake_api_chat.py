@@ -1,7 +1,7 @@
 """Runs the terminal chat over an api without torch, so that tests of keys, pipes and exit codes start at once.
 
-The answer to "slow" takes 20 seconds; to "think" it never begins; "read" is a long prompt; "refuse" is refused, "break" is a fault; to anything
-else it is the text of all messages, so that the history can be read off the screen.
+The answer to "slow" takes 20 seconds; to "think" it never begins; "read" is a long prompt; "refuse" is refused,
+"break" is a fault; to anything else it is the text of all messages, so that the history can be read off the screen.
 """
 
 import runpy

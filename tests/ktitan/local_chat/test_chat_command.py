@@ -55,7 +55,8 @@ def test_defaults(calls):
 @pytest.mark.parametrize("mark", ["-", "_"])
 def test_every_option_arrives_written_either_way(calls, mark):
     words = "--model-path m --gguf-path g --optimize-config-path r.yaml --max-new-tokens 7 --top-p 0.5 --top-k 3 "
-    words += "--min-p 0.1 --temperature 0.2 --repetition-penalty 1.5 --seed 4 --greedy --ignore-eos --chunk-size 9 --force-think --vram 2GiB "
+    words += "--min-p 0.1 --temperature 0.2 --repetition-penalty 1.5 --seed 4 --greedy --ignore-eos --vram 2GiB "
+    words += "--chunk-size 9 --force-think "
     words += "--ram 3GiB --budget nvme=1TiB --context 512 --device cuda:1 --dtype float16 --no-color --system s -p hi"
     arguments = [word[:2] + word[2:].replace("-", mark) if word.startswith("--") else word for word in words.split()]
     result = CliRunner().invoke(app, arguments)
