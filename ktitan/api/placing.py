@@ -63,9 +63,10 @@ def place_rules(wanted: PlacedRules, rules: RuleSet, model: nn.Module, device: s
     if wanted.cpu_experts is not None:
         count = wanted.cpu_experts
         option = "--cpu-moe" if count == ALL_LAYERS else f"--n-cpu-moe {count}"
-        paths = tuple(path for path in modules if _number(_EXPERTS, path, ALL_LAYERS) < count)
-        if not paths and count:
-            raise RuleError("the model has no routed experts there", option, "leave it out")
+        layers = {path: int(found[1]) for path in modules if (found := _EXPERTS.fullmatch(path))}
+        if not layers:
+            raise RuleError("the model has no routed experts", option, "leave it out")
+        paths = tuple(path for path, number in layers.items() if number < count)
         placements.append(Placement(paths, "cpu", Location(option)))
     if wanted.gpu_layers is not None:
         placements += _layer_placements(wanted.gpu_layers, modules, device)
@@ -74,20 +75,15 @@ def place_rules(wanted: PlacedRules, rules: RuleSet, model: nn.Module, device: s
 
 def _layer_placements(count: int, modules: Mapping[str, Any], device: str) -> list[Placement]:
     option = Location("-ngl all" if count == ALL_LAYERS else f"-ngl {count}")
-    layers = {path: _number(_LAYER, path, -1) for path in modules}
+    layers = {path: int(found[1]) for path in modules if (found := _LAYER.fullmatch(path))}
     first = max(max(layers.values(), default=-1) + 2 - count, 0)
     ends = [path for path in modules if _OUTPUT.fullmatch(path) and ".layers." not in f".{path}"]
     cpu = [path for path in modules if _EMBEDDING.fullmatch(path)]
-    cpu += [path for path, number in layers.items() if 0 <= number < first] + (ends if not count else [])
+    cpu += [path for path, number in layers.items() if number < first] + (ends if not count else [])
     gpu = [path for path, number in layers.items() if number >= first] + (ends if count else [])
     place = device if device.startswith("cuda") else "cuda:0"
     made = [Placement(tuple(cpu), "cpu", option)]
     return [*made, Placement(tuple(gpu), place, option)] if count else made
-
-
-def _number(pattern: re.Pattern[str], path: str, otherwise: int) -> int:
-    found = pattern.fullmatch(path)
-    return int(found[1]) if found else otherwise
 
 
 def _tensor_placements(texts: tuple[str, ...], model: nn.Module) -> list[Placement]:
@@ -103,7 +99,7 @@ def _tensor_placements(texts: tuple[str, ...], model: nn.Module) -> list[Placeme
             faults.append(Fault(why or "finds no tensor of this model", where, f"tensors are called like {example}"))
         placements.append(Placement((*_whole_parents(paths, names), *paths), device, Location(where)))
     if faults:
-        raise RuleError.from_faults(faults, "tensor overrides that cannot be followed")
+        raise RuleError.from_faults(faults, f"{len(faults)} tensor overrides cannot be followed")
     return placements
 
 
@@ -138,9 +134,5 @@ def _found(
 def _whole_parents(paths: list[str], names: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Modules below which every weight is found: what they compute between the weights moves with them."""
     found, parents = set(paths), {path.rpartition(".")[0] for path in paths}
-    return sorted(
-        parent
-        for parent in parents
-        if parent and not parent.rpartition(".")[2].isdigit()
-        and all(path in found for path in names if path.startswith(f"{parent}."))
-    )  # fmt: skip
+    below = {parent: [path for path in names if path.startswith(f"{parent}.")] for parent in parents if parent}
+    return sorted(parent for parent, inner in below.items() if found.issuperset(inner))

@@ -62,7 +62,7 @@ def place_first(rules: RuleSet, placements: Sequence[Placement], modules: Mappin
         _placed(placement, None if found is None else rules.rules[found], template, layers)
         for (placement, found, template), layers in groups.items()
     ]
-    return dataclasses.replace(rules, rules=(*placed, *rules.rules), notes=(*rules.notes, *_notes(placed)))
+    return dataclasses.replace(rules, rules=(*placed, *rules.rules), notes=(*rules.notes, *_notes(placements, placed)))
 
 
 def _escaped(path: str, number: re.Match[str]) -> str:
@@ -79,11 +79,14 @@ def _placed(placement: Placement, rule: Rule | None, template: str, layers: Sequ
     return dataclasses.replace(rule, match=match, replace=replace, location=placement.location)
 
 
-def _notes(placed: Sequence[Rule]) -> list[Note]:
-    by_option: dict[Location, list[Rule]] = {}
+def _notes(placements: Sequence[Placement], placed: Sequence[Rule]) -> list[Note]:
+    by_option: dict[Location, list[Rule]] = {placement.location: [] for placement in placements}
     for rule in placed:
-        by_option.setdefault(rule.location, []).append(rule)
-    return [
-        Note("\n".join(["became rules:", *(line for rule in made for line in rule_lines(rule))]), (option,))
-        for option, made in by_option.items()
-    ]
+        by_option[rule.location].append(rule)
+    return [Note(_became(made), (option,)) for option, made in by_option.items()]
+
+
+def _became(made: Sequence[Rule]) -> str:
+    if not made:
+        return "became no rules: there is nothing to place"
+    return "\n".join(["became rules:", *(line for rule in made for line in rule_lines(rule))])

@@ -49,24 +49,27 @@ def test_the_last_layers_are_on_the_gpu_and_the_output_counts_as_one(planned, co
     assert devices["model.embed_tokens"] == "cpu"
 
 
-@pytest.mark.parametrize(("count", "first"), [(0, 1), (3, 3), (ALL_LAYERS, LAYERS)])
+@pytest.mark.parametrize(("count", "first"), [(0, 1), (1, 1), (3, 3), (ALL_LAYERS, LAYERS)])
 def test_experts_of_the_first_layers_are_on_the_cpu_and_stay_packed(planned, count, first):
     devices, plan = planned(cpu_experts=count)
     assert layers_on(devices, "cpu", "mlp.experts") == list(range(1, first))
     assert layers_on(devices, "cuda:0", "mlp.experts") == list(range(first, LAYERS))
     assert layers_on(devices, "cuda:0", "mlp.shared_experts.up_proj") == list(range(1, LAYERS))
+    assert any("became no rules" in note for note in plan.rule_notes) == (count < 2)
     packed = {row.path for row in plan.rows if row.operator == "experts.cpu"}
     assert packed == {f"model.layers.{n}.mlp.experts" for n in range(1, first)}
 
 
 def test_tensors_are_placed_by_their_gguf_names(planned):
-    tensors = (r"blk\.[12]\.ffn_.*_exps=CUDA1", "exps=CPU", r"blk\.3\.attn=CPU", "^output=CUDA1")
+    tensors = (r"blk\.0\.=CPU", r"blk\.[12]\.ffn_.*_exps=CUDA1", "exps=CPU", r"blk\.3\.attn=CPU", "^output=CUDA1")
     devices, plan = planned(tensors=tensors, gpu_layers=ALL_LAYERS)
     assert layers_on(devices, "cuda:1", "mlp.experts") == [1, 2]
     assert layers_on(devices, "cpu", "mlp.experts") == [3, 4, 5, 6]
-    assert layers_on(devices, "cpu") == [3]
+    assert layers_on(devices, "cpu") == [0, 3]
     assert devices["model.layers.3.self_attn"] == "cpu" and devices["model.layers.3.mlp.gate"] == "cuda:0"
     assert devices["lm_head"] == devices["model.norm"] == "cuda:1"
+    layer = next(decision for decision in plan.hops if decision.path == "model.layers.0")
+    assert str(layer.device) == "cpu"  # a layer whose every weight moves goes as a whole
     noted = "\n".join(plan.rule_notes)
     assert all(f"-ot {text}: became rules:" in noted for text in tensors)
 
