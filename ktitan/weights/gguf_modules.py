@@ -16,7 +16,8 @@ __all__ = ["gguf_tensor_names"]
 def gguf_tensor_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """GGUF names of the weights of each module that has some, by the module's path: `blk.0.attn_q.weight`.
 
-    The routed experts of a layer are one module and up to three tensors. Names come from `gguf`'s own tables.
+    The routed experts of a layer are one module and three tensors; `attn_kv_b` is one tensor, also where a file keeps
+    its two halves. Names come from `gguf`'s own tables.
 
     Raises:
         UnsupportedError: no GGUF architecture is known for this family.
