@@ -40,7 +40,7 @@ half done: a model that could not be loaded is as it was.
 | 0 | done |
 | 2 | a `KtitanError`, or wrong options: something that you can change; the text says what |
 {files}| 130 | Ctrl-C |
-| 1 | a fault of ktitan itself, with a traceback: please report it |
+| 1 | a fault of ktitan itself, with a traceback: please report it; `ktitan doctor` also ends with 1 where ktitan cannot work |
 
 Look for a part of the message that does not change; `{{names in braces}}` stand for what a message fills in.
 
@@ -272,6 +272,8 @@ def rendered(node: ast.expr, names: dict[str, ast.expr], depth: int = 0) -> str:
         return rendered(names[node.id], names, depth + 1)
     if f"{called(node)}()" in names and depth < 3:
         return rendered(names[f"{called(node)}()"], names, depth + 1)
+    if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
+        return f"{{{label(node.left)} {'-' if isinstance(node.op, ast.Sub) else '+'} {node.right.value}}}"
     return f"{{{label(node)}}}"
 
 

@@ -20,7 +20,7 @@ rules:
 
 
 def main(model_name: str = "demo") -> None:
-    family = ktitan.plan_model(model_name).origin.partition("family ")[2].rstrip(")")
+    family = ktitan.plan_model(model_name).origin.partition("family ")[2].rstrip(")") or "auto"
     path = "custom_rule.yaml"
     with open(path, "w", encoding="utf-8") as file:
         file.write(RULES.format(family=family))

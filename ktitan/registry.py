@@ -24,7 +24,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "none is known"
+    return f"known: {', '.join(known)}" if known else "there is none to choose from"
 
 
 class Registry(Generic[T]):

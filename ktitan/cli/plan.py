@@ -77,6 +77,8 @@ def plan(
     else:
         _show(made)
     made.check()
+    if not json:
+        typer.echo(_verdict(made, vram))
 
 
 def _show(made: Any) -> None:
@@ -90,6 +92,16 @@ def _show(made: Any) -> None:
         console.width = PIPE_WIDTH
     console.print(plan_table(made.folded_rows(), format_bytes, console.width))
     console.print(made.summary(), soft_wrap=True)
+
+
+def _verdict(made: Any, vram: str | None) -> str:
+    """The answer to "will it fit?", and what of the question had no meaning here."""
+    unused = (
+        "; --vram has no effect: no module computes on a GPU"
+        if vram and all(row.tier != "vram" for row in made.rows)
+        else ""
+    )
+    return f"it fits{unused}"
 
 
 def write_atomically(path: Path, text: str) -> None:

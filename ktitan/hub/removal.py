@@ -77,7 +77,9 @@ def _unknown(name: HubName, cache: HFCacheInfo | None) -> WeightError:
             f"its part of the cache is broken: {reason}", str(name), f"delete {cache_folder() / folder} by hand"
         )
     ids = {one.repo_id for one in cache.repos if one.repo_type == "model"} if cache is not None else set()
-    return WeightError("no such model is in the cache", str(name), nearest(name.repo, ids))
+    return WeightError(
+        "no such model is in the cache", str(name), nearest(name.repo, ids) if ids else "the cache is empty"
+    )
 
 
 def _revisions(repo: CachedRepoInfo, name: HubName) -> list[CachedRevisionInfo]:

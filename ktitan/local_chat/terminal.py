@@ -19,6 +19,8 @@ from ktitan.errors import IoError, KtitanError, UnsupportedError
 __all__ = ["APP_OPTIONS", "CONTEXT_SETTINGS", "GuardedCommand", "GuardedGroup"]
 
 USERS_ERROR, INTERRUPTED = 2, 130
+# Older versions of typer take it from click, newer ones have their own.
+USAGE_ERROR: Any = typer.BadParameter.__base__
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Plain help can be searched and answers soonest; a fault shows Python's own traceback, without any locals.
@@ -46,6 +48,16 @@ class GuardedCommand(TyperCommand):
 
 class GuardedGroup(TyperGroup):
     """A group of commands whose errors become exit codes."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with; a model in its place is told from a misspelled command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except USAGE_ERROR as error:
+            name = args[0]
+            if ctx.parent is None and (name == "demo" or "/" in name or name.endswith(".gguf") or os.path.exists(name)):
+                error.message += f" A model is given as an option: ktitan -m {name}"
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; see `guarded`."""

@@ -106,7 +106,8 @@ class Scope:
             return None
         variable = self._variables.get(name)
         if variable is None:
-            log.add(location, f"variable {name!r} is not defined", nearest(name, self._variables))
+            remedy = nearest(name, self._variables) if self._variables else "define it under `vars:`"
+            log.add(location, f"variable {name!r} is not defined", remedy)
         elif isinstance(variable, BrokenNode):
             log.spoil()
         else:

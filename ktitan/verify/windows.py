@@ -78,7 +78,7 @@ def windows_of_text(path: str | Path, tokenizer: Any, window: int) -> tuple[list
         message = f"not UTF-8 text: byte {error.start} is wrong"
         raise FormatError(message, where, "save or convert it as UTF-8") from error
     head = _leading_special(tokenizer)
-    body = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+    body = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
     size = window - len(head)
     pieces = [piece for piece in body.split(size) if len(piece) == size] or [body]
     windows = [torch.cat([torch.tensor(head, dtype=torch.int64), piece]) for piece in pieces]

@@ -21,4 +21,4 @@ def test_a_wrong_name_gets_the_nearest_one():
         table.get("linear.trch")
     assert caught.value.remedy == "did you mean 'linear.torch'?"
     assert nearest("zzz", ["a", "b"]) == "known: a, b"
-    assert nearest("zzz", []) == "none is known"
+    assert nearest("zzz", []) == "there is none to choose from"

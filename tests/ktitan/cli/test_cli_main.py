@@ -151,3 +151,11 @@ def test_pipes_and_no_color_get_plain_text(variable, tiny_gguf):
     assert "\x1b" not in ended.stdout
     assert ("\x1b[" in ended.stderr) == (variable == "FORCE_COLOR=1")
     assert ended.stderr.startswith("-n 2 became --max-new-tokens 2\n")
+
+
+@pytest.mark.parametrize("name", ["demo", "some/model", "x.gguf"])
+def test_a_model_in_place_of_a_command_gets_a_hint(name):
+    result = CliRunner().invoke(app, [name])
+    assert result.exit_code == 2
+    assert f"ktitan -m {name}" in " ".join(result.stderr.replace("│", " ").split())
+    assert "ktitan -m" not in CliRunner().invoke(app, ["chatt"]).stderr

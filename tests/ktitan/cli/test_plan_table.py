@@ -28,3 +28,18 @@ def test_table_shows_what_there_is():
     assert "[red]rules.yaml:7" in text
     assert "10 bytes" in text
     assert "notes" not in text
+
+
+def test_a_narrow_terminal_keeps_sizes_whole_and_says_what_it_leaves_out():
+    rows = fold_rows([row(f"model.layers.{n}.mlp.down_proj.a_long_name", operator=f"op{n}", bytes=n) for n in range(9)])
+    for width in (60, 80, 100, 139):
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(plan_table(rows, lambda size: f"{size:,} sized", width))
+        text = capture.get()
+        assert all(f"{n} sized" in text for n in range(9))
+        assert max(map(len, text.splitlines())) <= width
+        shown, _, told = text.partition("not shown: ")
+        hidden = " ".join(told.split()).partition(" (")[0].split(", ")
+        titles = shown.splitlines()[1].split()
+        assert "operator" in titles and not set(hidden) & set(titles)

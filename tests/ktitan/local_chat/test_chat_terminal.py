@@ -84,6 +84,7 @@ def test_ctrl_c_ends_the_answer_only_and_the_next_turn_is_clean():
     chat.type("again\n")
     chat.expect("<user:again>")
     chat.expect("> ")
+    time.sleep(0.5)  # as below: the line editor must be waiting for keys
     chat.type("half a line" + CTRL_C)
     chat.expect("Ctrl-C once more")
     chat.expect("> ")
