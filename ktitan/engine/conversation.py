@@ -192,15 +192,30 @@ def render_messages(tokenizer: Any, messages: Any, variables: Mapping[str, Any] 
     given = dict(variables or {})
     _refuse_reserved(tokenizer, given)
     checked = _without_developer(checked, str(tokenizer.chat_template))
-    try:
-        text: str = tokenizer.apply_chat_template(checked, tokenize=False, add_generation_prompt=True, **given)
-    except _TEMPLATE_FAULTS as error:
-        raise _template_error(error) from error
+    text = _rendered(tokenizer, checked, given)
     if not text:
         raise UnsupportedError(
             "the model's chat template makes no prompt of these messages", TEMPLATE, "set tokenizer.chat_template"
         )
     return text
+
+
+def _rendered(tokenizer: Any, messages: list[Message], variables: Mapping[str, Any]) -> str:
+    """What the template makes; where it fails on null content beside tool calls, of "" in its place.
+
+    Templates that know no tools read the content of every message.
+
+    Raises:
+        UnsupportedError: the template refuses the conversation.
+    """
+    filled = [{**message, "content": message["content"] or ""} for message in messages]
+    for tried in [messages, filled] if filled != messages else [messages]:
+        try:
+            text: str = tokenizer.apply_chat_template(tried, tokenize=False, add_generation_prompt=True, **variables)
+            return text
+        except _TEMPLATE_FAULTS as error:
+            fault = error
+    raise _template_error(fault) from fault
 
 
 def _template_error(error: Exception) -> UnsupportedError:

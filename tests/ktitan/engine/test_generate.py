@@ -331,6 +331,17 @@ def test_variables_reach_the_template_but_cannot_replace_it(rig):
             render_messages(tokenizer, messages, {name: "x"})
 
 
+def test_null_content_beside_calls_passes_a_template_that_reads_all_content(rig):
+    tokenizer = rig.byte_tokenizer()
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    messages = [{"role": "user", "content": "x"}, call]
+    tokenizer.chat_template = "{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}"
+    assert render_messages(tokenizer, messages) == "<x><>"
+    tokenizer.chat_template = "{% for m in messages %}{{ raise_exception('no ' + m['role']) }}{% endfor %}"
+    with pytest.raises(UnsupportedError, match="no user"):
+        render_messages(tokenizer, messages)
+
+
 def test_half_a_surrogate_pair_is_no_text(rig):
     with pytest.raises(UnsupportedError, match="surrogate pair"):
         encode_messages(rig.byte_tokenizer(), [{"role": "user", "content": "a\ud800"}])
