@@ -20,6 +20,8 @@ export function setKey(key, remember) {
 
 function headers() {
   const key = kept("key", "session") ?? kept("key");
+  // fetch() would throw as it does where nothing answers.
+  if (key && !/^[!-~]+$/.test(key)) throw new ApiError("key");
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
@@ -40,10 +42,11 @@ async function failure(response) {
 }
 
 async function request(path, options = {}) {
+  const sent = { ...headers(), ...options.headers };
   let response;
   try {
     // Relative, so that the page also works below a path of a reverse proxy.
-    response = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, cache: "no-store" });
+    response = await fetch(path, { ...options, headers: sent, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("unreachable");

@@ -2,7 +2,7 @@
 
 import { $, announce } from "./dom.js";
 import { AnswerView, QuestionView } from "./message_view.js";
-import { kept, keep } from "./prefs.js";
+import { keep, keptObject } from "./prefs.js";
 import { leaveUnfinished, newId, Run, runOf, TAB, takeUnfinished } from "./runs.js";
 import { onChangeElsewhere, read, write } from "./store.js";
 import { t } from "./strings.js";
@@ -22,7 +22,7 @@ export const isRunning = () => Boolean(runOf(conversation)) || conversation.mess
 
 /** An empty conversation with the settings of the last one; it is kept from its first question on. */
 function fresh() {
-  const last = JSON.parse(kept("settings") ?? "{}");
+  const last = keptObject("settings");
   return { id: newId(), title: "", updated: Date.now(), system: last.system ?? "", sampling: last.sampling ?? {}, messages: [] };
 }
 
@@ -169,8 +169,9 @@ const actions = {
 };
 
 onChangeElsewhere(async (id) => {
-  if (id !== conversation.id || runOf(conversation)) return;
-  const found = await read(id);
+  const isIdle = () => id === conversation.id && !runOf(conversation);
+  const found = isIdle() ? await read(id) : undefined;
+  if (!isIdle()) return; // another one was opened, or a question asked, meanwhile
   if (found) Object.assign(conversation, found);
   redraw();
   tell("running");

@@ -11,6 +11,15 @@ export function kept(name, where = "local") {
   }
 }
 
+/** The object kept as JSON under `name`; an empty one where there is none that can be read. */
+export function keptObject(name) {
+  try {
+    return JSON.parse(kept(name)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
 /** Keep `value` under `name`; null forgets it. */
 export function keep(name, value, where = "local") {
   try {

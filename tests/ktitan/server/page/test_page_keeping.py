@@ -95,3 +95,10 @@ def test_two_conversations_are_answered_side_by_side(page, server):
     more.set()
     pages.says(pages.answers(page), "slow one ends")
     assert page.get_by_role("button", name="first", exact=True).get_attribute("aria-current") == "true"
+
+
+@pytest.mark.parametrize("kept", ["{bad", "null"])
+def test_settings_that_cannot_be_read_do_not_stop_the_page(page, kept):
+    page.evaluate("kept => localStorage.setItem('ktitan.settings', kept)", kept)
+    page.reload()
+    page.wait_for_selector("html[data-ready]")

@@ -29,6 +29,17 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(make_page, server):
     pages.says(pages.answers(page).last, "Hello.")
 
 
+def test_a_key_that_no_header_can_carry_is_asked_for_again(make_page, server):
+    server.key = "right"
+    page = make_page()
+    page.fill("#dialog-field", "ключ")
+    page.keyboard.press("Enter")
+    pages.says(page.locator("dialog"), "did not accept")
+    page.fill("#dialog-field", "right")
+    page.keyboard.press("Enter")
+    pages.says(page.locator("#model"), MODEL)
+
+
 def test_a_busy_server_is_asked_again_when_it_said(page, server):
     server.refusals = [(429, "queue is full", {"Retry-After": "2"})]
     pages.ask(page, "Q")
