@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import typer
 
 from ktitan.bench.command import register as register_bench
@@ -37,7 +40,15 @@ register_bench(app)
 
 def main() -> None:
     """Entry point of the `ktitan` command; exits with 0, 2 for the user's error, 1 for a fault."""
+    _open_closed_streams()
     app(prog_name="ktitan")
+
+
+def _open_closed_streams() -> None:
+    """Where a daemon's or a shell's `<&-` closed a standard stream, Python has None, which no code expects."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 if __name__ == "__main__":
