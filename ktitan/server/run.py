@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from ktitan.server.app import make_app
+from ktitan.server.connection import Connection
 from ktitan.server.options import ServerOptions
 from ktitan.server.service import Service
 
@@ -79,7 +80,7 @@ def make_server(service: Service) -> Server:
     logging.getLogger("uvicorn.access").disabled = True
     config = uvicorn.Config(
         make_app(service),
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,

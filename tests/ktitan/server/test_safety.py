@@ -4,10 +4,13 @@ import contextlib
 import http.client
 import json
 import logging
+import socket
+import time
 
 import pytest
 
 from ktitan.errors import HardwareError, UnsupportedError
+from ktitan.server.connection import Connection
 from ktitan.server.listen import bind, url_of
 from ktitan.server.options import ServerOptions
 
@@ -141,3 +144,20 @@ def test_a_port_in_use_and_a_foreign_address_are_the_users_to_change():
     for host in ("192.0.2.1", "no-such-host.invalid"):
         with pytest.raises(HardwareError):
             bind(host, 0)
+
+
+def test_a_connection_that_sends_no_whole_head_is_closed(echo, monkeypatch):
+    monkeypatch.setattr(Connection, "head_seconds", 0.2)
+    for sent in (b"", b"GET /health HTTP/1.1\r\nX: "):
+        with socket.create_connection(("127.0.0.1", echo.port), timeout=5) as raw:
+            raw.sendall(sent)
+            assert raw.recv(1) == b""
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", echo.port), timeout=5) as raw:
+        for _ in range(3):  # one that speaks is kept, also between requests
+            raw.sendall(head)
+            answer = b""
+            while not answer.endswith(b'{"status":"ok"}'):
+                assert (more := raw.recv(65536))
+                answer += more
+            time.sleep(0.3)
