@@ -158,6 +158,7 @@ def test_a_connection_that_sends_no_whole_head_is_closed(echo, monkeypatch):
             raw.sendall(head)
             answer = b""
             while not answer.endswith(b'{"status":"ok"}'):
-                assert (more := raw.recv(65536))
+                more = raw.recv(65536)
+                assert more
                 answer += more
             time.sleep(0.3)
