@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
 
 from ktitan.errors import Fault, UnsupportedError
@@ -51,6 +52,10 @@ class ServerOptions:
             if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
                 remedy = "write it as a browser sends it, for example https://chat.example.org"
                 faults.append(Fault(f"{origin!r} is not an origin", "--cors", remedy))
+        if not math.isfinite(self.shutdown_seconds):
+            faults.append(Fault("that is no time", f"--shutdown-seconds {self.shutdown_seconds}", "give seconds"))
+        if self.body_limit_bytes < 1:
+            faults.append(Fault("no request would fit", f"--max-body {self.body_limit_bytes}", "give 10MB, say"))
         if faults:
             raise UnsupportedError.from_faults(faults)
 

@@ -162,3 +162,9 @@ def test_a_connection_that_sends_no_whole_head_is_closed(echo, monkeypatch):
                 assert more
                 answer += more
             time.sleep(0.3)
+
+
+@pytest.mark.parametrize("wrong", [{"shutdown_seconds": float("inf")}, {"body_limit_bytes": 0}])
+def test_limits_that_no_server_can_hold_are_refused(wrong):
+    with pytest.raises(UnsupportedError, match=r"--shutdown-seconds inf|--max-body 0"):
+        ServerOptions(**wrong)
