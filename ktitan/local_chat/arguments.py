@@ -51,7 +51,9 @@ Budget = Annotated[str | None, typer.Option(help="Most bytes per tier, e.g. vram
 Vram = Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")]
 Ram = Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")]
 Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]
-Context = Annotated[int | None, typer.Option("--context", "-c", min=1, help="Tokens of KV cache that memory is planned for; the server ends answers there, the chat does not.")]
+Context = Annotated[
+    int | None, typer.Option("--context", "-c", min=1, help="Tokens of KV cache to plan for; the server ends there.")
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Threads on the CPU. Also KTITAN_THREADS.")
 ]
