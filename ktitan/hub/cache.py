@@ -125,7 +125,7 @@ def _writes_text(folder: Path) -> bool:
     """Whether config.json names a model that writes text and is not packed in HuggingFace's way."""
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     if not isinstance(config, dict) or "model_type" not in config or config.get("quantization_config") is not None:
         return False

@@ -127,7 +127,7 @@ def weight_files(folder: Path, files: Iterable[str]) -> list[str]:
     try:
         named = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()
         return sorted({str(path) for path in named})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"not a valid index: {error}", str(folder / INDEX), "tell its publisher") from error
 
 
@@ -177,7 +177,7 @@ def _refuse_packed(folder: Path, name: HubName) -> None:
     """What would be refused when it is loaded is refused before hundreds of gigabytes are downloaded."""
     try:
         config: Any = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{CONFIG} cannot be read: {error}", str(name), "tell its publisher") from error
     packed = config.get("quantization_config") if isinstance(config, dict) else None
     if packed is not None:

@@ -117,6 +117,17 @@ def test_what_lacks_files_is_partial(shop, monkeypatch):
     assert rows()["org/tiny"]["complete"]
 
 
+@pytest.mark.parametrize("broken", ["config.json", "model.safetensors.index.json"])
+def test_list_survives_json_that_is_nested_too_deep(shop, published, broken):
+    shop.add("org/deep", {**published["org/tiny"], "model.safetensors.index.json": b"{}"})
+    call("pull", "org/tiny")
+    call("pull", "org/deep", code=2)
+    (snapshot,) = (shop.cache / "models--org--deep" / "snapshots").iterdir()
+    (snapshot / broken).unlink(missing_ok=True)
+    (snapshot / broken).write_bytes(b"[" * 100_000)
+    assert rows()["org/tiny"]["complete"]
+
+
 def test_rm_says_what_it_frees_and_needs_a_yes(shop):
     call("pull", "org/tiny")
     refused = call("rm", "org/tiny", code=2)

@@ -101,6 +101,7 @@ def test_of_several_models_one_must_be_named(hub, gguf_files):
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, WeightError, "LoRA adapter", "causal"),
         ({"data.csv": b""}, WeightError, "no model in a format", "causal"),
         ({"config.json": b"[", "model.safetensors": b""}, FormatError, "cannot be read", "publisher"),
+        ({"config.json": b"[" * 19_000, "model.safetensors": b""}, FormatError, "cannot be read", "publisher"),
         (
             {"config.json": b'{"quantization_config": {"quant_method": "fp8"}}', "model.safetensors": bytes(30_000)},
             UnsupportedError,
