@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from ktitan.errors import FormatError
+from ktitan.errors import FormatError, IoError
 from ktitan.hub.failures import hub_failures, is_out_of_reach
 from ktitan.hub.names import HubName
 
@@ -77,12 +77,21 @@ def list_files(name: HubName) -> Listing:
 
 
 def snapshot_of(name: HubName) -> Path | None:
-    """The folder of this revision in the cache, however complete it is; asks nobody."""
+    """The folder of this revision in the cache, however complete it is; asks nobody.
+
+    Raises:
+        IoError: what the cache holds of it is broken.
+    """
     try:
         # With no file wanted, none can be missing.
         return Path(snapshot_download(name.repo, revision=name.revision, local_files_only=True, allow_patterns=[]))
     except LocalEntryNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        folder = Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
+        raise IoError(
+            f"its part of the cache is broken: {error}", str(name), f"delete {folder} by hand, then pull it again"
+        ) from error
 
 
 def _cached(name: HubName, reason: Exception) -> Listing:

@@ -208,6 +208,19 @@ def test_offline_what_is_not_cached_is_refused(hub, offline, llama_files, gguf_f
     assert not get("org/tiny", weights=False).has_weights
 
 
+@pytest.mark.parametrize("reference", [b"\xff\xfe", None])
+def test_a_broken_reference_in_the_cache_is_refused(hub, offline, llama_files, reference):
+    hub.add("org/tiny", llama_files)
+    get("org/tiny", weights=False)
+    offline()
+    main = hub.cache / "models--org--tiny" / "refs" / "main"
+    main.unlink()
+    main.mkdir() if reference is None else main.write_bytes(reference)
+    with pytest.raises(IoError, match="part of the cache is broken") as caught:
+        get("org/tiny")
+    assert "models--org--tiny by hand" in caught.value.remedy
+
+
 def test_a_cut_connection_is_taken_up_where_it_broke(hub, monkeypatch, llama_files):
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
     hub.add("org/tiny", llama_files)
