@@ -65,7 +65,11 @@ class AdapterConfig:
 
 def _lookup(patterns: Mapping[str, float], path: str, default: float) -> float:
     """The value of the first pattern that matches the end of `path`, from a dot on (peft.utils.get_pattern_key)."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), default)
+    return next((value for key, value in patterns.items() if re.match(_whole(key), path)), default)
+
+
+def _whole(key: str) -> str:
+    return rf"(.*\.)?({key})$"
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
@@ -113,7 +117,12 @@ def _is_rank(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that is no float
+        return False
 
 
 def _value_faults(values: Mapping[str, Any], where: str) -> list[Fault]:
@@ -136,8 +145,8 @@ def _value_faults(values: Mapping[str, Any], where: str) -> list[Fault]:
 
 def _is_pattern(text: str) -> bool:
     try:
-        re.compile(text)
-    except re.error:
+        re.compile(_whole(text))
+    except (re.error, OverflowError, RecursionError):
         return False
     return True
 

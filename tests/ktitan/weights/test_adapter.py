@@ -135,6 +135,20 @@ def test_configs_that_are_no_json_object(pair, tmp_path, text):
         open_adapter(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"lora_alpha": 10**400},
+        {"alpha_pattern": {"q_proj": 10**400}},
+        {"alpha_pattern": {"(?i)q_proj": 2}},
+        {"rank_pattern": {"(?i)q_proj": 4}},
+    ],
+)
+def test_numbers_and_patterns_that_python_refuses_are_refused(pair, tmp_path, setting):
+    with pytest.raises(FormatError):
+        open_adapter(write_adapter(tmp_path, pair, **setting))
+
+
 def test_values_of_a_config_are_refused_together(pair, tmp_path):
     write_adapter(tmp_path, pair, rank_pattern={"(": 4, "x": "four"}, alpha_pattern=[1])
     config = json.loads((tmp_path / "adapter_config.json").read_text())
