@@ -26,6 +26,8 @@ MAX_DEPTH = 32
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
 LARGEST = 2**40
+# transformers writes a name for each, whether the model has a use for them or not.
+MAX_LABELS = 65536
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers", "encoder_layers")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
@@ -46,6 +48,7 @@ LIMITS = {
     **dict.fromkeys(SIZES, LARGEST),
     **dict.fromkeys(LAYER_COUNTS, MAX_LAYERS),
     **dict.fromkeys(EXPERT_COUNTS, MAX_EXPERTS),
+    "num_labels": MAX_LABELS,
 }
 # Numbers that must be finite; the first kind may be 0.
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")

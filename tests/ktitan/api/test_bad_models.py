@@ -73,6 +73,7 @@ CONFIGS = [
     size("hidden_size", 1.5, "1.5, not a whole"),
     size("vocab_size", 2**62, "4611686018427387904, not a whole number from 1 to 1099511627776"),
     size("num_hidden_layers", 10**9, "1000000000, not a whole number from 1 to 4096"),
+    size("num_labels", 200_000, "200000, not a whole number from 1 to 65536"),
     size("num_hidden_layers", True, "True, not a whole"),
     size("num_key_value_heads", 0, "0, not a whole"),
     size("num_experts", 2**31, "2147483648, not a whole number from 1 to 65536"),
