@@ -19,6 +19,7 @@ _ADDRESSES = (
     r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])",  # IPv4
     r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{1,4}(?![\w:])",  # IPv6
 )
+_HOMES = r"(?<![\w.~-])/(home|Users)/[^/\s:]+"  # of others: `sudo ktitan doctor /home/alice` has root's HOME
 _TOKENS = r"\b(?:hf|sk|ghp|gho|github_pat|glpat)[_-]\w{8,}"
 
 
@@ -31,6 +32,7 @@ class Redactor:
         self._steps = [(re.compile(re.escape(secret)), "<secret>") for secret in _longest_first(secrets)]
         self._steps += [(re.compile(_TOKENS), "<secret>")]
         self._steps += [(re.compile(rf"{re.escape(home)}(?![\w.-])"), "~") for home in _longest_first(homes, 2)]
+        self._steps += [(re.compile(_HOMES), r"/\1/<user>")]
         self._steps += [(_word(host), "<host>") for host in _longest_first(hosts, 2)]
         self._steps += [(re.compile(pattern), "<address>") for pattern in _ADDRESSES]
         self._users = [_word(user) for user in _longest_first(users)]

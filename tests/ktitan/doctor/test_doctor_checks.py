@@ -152,10 +152,17 @@ def test_a_torch_that_does_not_load_is_reported(monkeypatch):
     assert sys.modules["torch"]  # only the other process failed
 
 
+def test_homes_of_others_lose_their_names():
+    hide = Redactor({"/root"}, {"root"}, {"box"}, set())
+    assert hide("path /home/alice: ext4") == "path /home/<user>: ext4"
+    assert hide("/home/alice/models, /Users/bob/x") == "/home/<user>/models, /Users/<user>/x"
+    assert hide("/srv/home/models in /home") == "/srv/home/models in /home"
+
+
 def test_redaction():
     hide = Redactor({"/home/al", "/"}, {"al", "torch"}, {"box", "box.lan", "x"}, {"sesame123"})
     assert hide("/home/al/x in /home/alice and /srv/al/al-2, al torch 2.13") == (
-        "~/x in /home/alice and /srv/<user>/<user>-2, al torch 2.13"
+        "~/x in /home/<user> and /srv/<user>/<user>-2, al torch 2.13"
     )
     assert hide("at box.lan or box, sesame123, hf_0123456789 10.0.0.7 fe80::1:2:3 1.2.3") == (
         "at <host> or <host>, <secret>, <secret> <address> <address> 1.2.3"
