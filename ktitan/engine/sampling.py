@@ -188,7 +188,7 @@ class Sampler:
         """The next token's id for `logits` [1, V] of any float dtype and device.
 
         Raises:
-            ArithmeticError: the logits hold NaN, so the model's arithmetic is broken.
+            UnsupportedError: the logits hold NaN, so weights or the model's arithmetic are broken.
         """
         seen: Any = torch.tensor([list(self._penalised or ())], dtype=torch.int64, device=logits.device)
         scores = self._processors(seen, logits.float())
@@ -202,19 +202,23 @@ class Sampler:
     def _likeliest(scores: torch.Tensor) -> int:
         best = scores[0].max(dim=-1)
         if math.isnan(best.values.item()):
-            raise ArithmeticError("the model's logits hold NaN")
+            raise _not_a_number()
         return int(best.indices.item())
 
     def _draw(self, scores: torch.Tensor) -> int:
         cumulative = torch.softmax(scores[0].double(), dim=-1).cumsum(dim=-1)
         total = cumulative[-1].item()
         if math.isnan(total):
-            raise ArithmeticError("the model's logits hold NaN")
+            raise _not_a_number()
         uniform = torch.rand((), generator=self._generator, dtype=torch.float64).item()
         # The product may round up to the total, beyond which there is no token.
         point = min(uniform * total, math.nextafter(total, 0))
         # right=True skips tokens of probability zero, whose cumulative value equals their neighbour's.
         return int(torch.searchsorted(cumulative, point, right=True).item())
+
+
+def _not_a_number() -> UnsupportedError:
+    return UnsupportedError("the model's logits hold NaN", "", "compute in float32 (dtype), and check the weights")
 
 
 class _AnswerPenalty(LogitsProcessor):
