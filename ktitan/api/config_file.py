@@ -122,12 +122,20 @@ def _faults(value: Any, where: str, place: str = "", depth: int = 0) -> Iterator
 
 
 def _choice_faults(value: dict[str, Any], where: str, place: str) -> Iterator[Fault]:
-    """More experts chosen for a token than there are."""
+    """More experts chosen for a token than there are, and groups that they do not fall into."""
     counts = [value[name] for name in EXPERT_COUNTS if type(value.get(name)) is int and value[name] > 0]
     for name in CHOSEN:
         if counts and type(value.get(name)) is int and value[name] > max(counts):
             full = f"{place}.{name}" if place else name
             yield Fault(f"{full} is {value[name]}, there are {max(counts)} experts", where, "download the file again")
+    groups, chosen = value.get("n_group"), value.get("topk_group")
+    if type(groups) is not int or groups < 1:
+        return
+    full = f"{place}.n_group" if place else "n_group"
+    if counts and max(counts) % groups:
+        yield Fault(f"{full} is {groups}, which does not divide {max(counts)} experts", where, "download the file again")
+    if type(chosen) is int and chosen > groups:
+        yield Fault(f"{full} is {groups}, topk_group {chosen}", where, "download the file again")
 
 
 def _real_faults(name: str, value: Any, positive: bool, where: str) -> Iterator[Fault]:
