@@ -133,7 +133,9 @@ def _choice_faults(value: dict[str, Any], where: str, place: str) -> Iterator[Fa
         return
     full = f"{place}.n_group" if place else "n_group"
     if counts and max(counts) % groups:
-        yield Fault(f"{full} is {groups}, which does not divide {max(counts)} experts", where, "download the file again")
+        yield Fault(
+            f"{full} is {groups}, which does not divide {max(counts)} experts", where, "download the file again"
+        )
     if type(chosen) is int and chosen > groups:
         yield Fault(f"{full} is {groups}, topk_group {chosen}", where, "download the file again")
 

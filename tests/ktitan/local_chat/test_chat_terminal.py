@@ -44,6 +44,16 @@ class Terminal:
     def type(self, text):
         os.write(self._terminal, text.encode())
 
+    def interrupt_at_prompt(self, before=""):
+        """Ctrl-C once the line editor waits for keys: the prompt is out before, and a signal in between is seen late."""
+        deadline, waits = time.monotonic() + PATIENCE_SECONDS, 0
+        while waits < 5:
+            state = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()[0]
+            waits = waits + 1 if state == "S" else 0
+            assert time.monotonic() < deadline, "it never waits"
+            time.sleep(0.1)
+        self.type(before + CTRL_C)
+
     def exit_code(self):
         """Wait for the end of the process."""
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -84,11 +94,10 @@ def test_ctrl_c_ends_the_answer_only_and_the_next_turn_is_clean():
     chat.type("again\n")
     chat.expect("<user:again>")
     chat.expect("> ")
-    time.sleep(0.5)  # as below: the line editor must be waiting for keys
-    chat.type("half a line" + CTRL_C)
+    chat.interrupt_at_prompt("half a line")
     chat.expect("Ctrl-C once more")
     chat.expect("> ")
-    chat.type(CTRL_C)
+    chat.interrupt_at_prompt()
     assert chat.exit_code() == 130
     assert "Traceback" not in chat.seen
 
@@ -131,8 +140,7 @@ def test_several_lines_system_prompt_refusal_and_ctrl_d():
     chat.expect("> ")
     chat.type('"""lost' + "\n")
     chat.expect(". ")
-    time.sleep(0.5)  # the prompt is out before the line editor waits for keys; a signal in between is seen late
-    chat.type(CTRL_C)
+    chat.interrupt_at_prompt()
     chat.expect("Ctrl-C once more")
     chat.type("last\n")
     chat.expect("<system:New.|user:one\nt|assistant:<syst|user:last>")
@@ -146,7 +154,7 @@ def test_answers_redirected_from_a_terminal_hold_no_prompts(tmp_path):
     chat.expect("> ")
     chat.type("one\n")
     chat.expect("> ")
-    chat.type(CTRL_C)
+    chat.interrupt_at_prompt()
     chat.expect("Ctrl-C once more")
     chat.expect("> ")
     chat.type("two\n")
