@@ -45,7 +45,7 @@ class Terminal:
         os.write(self._terminal, text.encode())
 
     def interrupt_at_prompt(self, before=""):
-        """Ctrl-C once the line editor waits for keys: the prompt is out before, and a signal in between is seen late."""
+        """Ctrl-C once the line editor waits for keys: the prompt comes before, a signal in between is seen late."""
         deadline, waits = time.monotonic() + PATIENCE_SECONDS, 0
         while waits < 5:
             state = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()[0]
