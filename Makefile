@@ -4,7 +4,7 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 # An editable install does not see that native sources have changed; a change of any installs again, and so builds.
-NATIVE := $(wildcard csrc/cpu/*.cpp csrc/cpu/*.h)
+NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 NATIVE_NOTE := ktitan/native/_cpu_build.txt
 INSTALLED := $(VENV)/.installed
 PROMPT ?= Name three things that a good teacher does.

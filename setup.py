@@ -23,7 +23,7 @@ from setuptools.command.build_ext import build_ext
 # Only the folders with generic names are mapped, so that `operators` and `injection_rules` install below `ktitan`.
 MAPPED = {"operators": "ktitan.operators", "injection_rules": "ktitan.injection_rules"}
 
-SOURCES = Path("csrc/cpu")
+SOURCES = (Path("csrc/cpu"), Path("csrc/tiers"))
 LIBRARY = "ktitan.native._cpu"
 # Says why there is no library; ktitan.native reads it.
 NOTE = "_cpu_build.txt"
@@ -169,7 +169,8 @@ def build_library(sources: list[str], folder: Path, target: Path, switches: Swit
     folder.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     sources = switches.sources(sources)
-    objects = [str(folder / f"{Path(source).stem}.o") for source in sources]
+    # Files of two folders may share a name.
+    objects = [str(folder / f"{Path(source).parent.name}-{Path(source).stem}.o") for source in sources]
 
     def compile_one(source: str, output: str) -> None:
         flags = ISA_FLAGS.get(Path(source).name, ["-march=x86-64"])
@@ -262,8 +263,8 @@ def main() -> None:
         ext_modules=[
             Extension(
                 LIBRARY,
-                sources=[path.as_posix() for path in sorted(SOURCES.glob("*.cpp"))],
-                depends=[path.as_posix() for path in sorted(SOURCES.glob("*.h"))],
+                sources=[path.as_posix() for folder in SOURCES for path in sorted(folder.glob("*.cpp"))],
+                depends=[path.as_posix() for folder in SOURCES for path in sorted(folder.glob("*.h"))],
             )
         ],
         include_package_data=False,  # MANIFEST.in is about source archives only

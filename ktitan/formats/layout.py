@@ -6,7 +6,40 @@ from dataclasses import dataclass
 
 from ktitan.formats.base import find_format
 
-__all__ = ["StoredLayout"]
+__all__ = ["Span", "StoredLayout", "StoredRows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A byte range of a file."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Where rows of one format are stored: the spans, one after another, are the rows without gaps.
+
+    Attributes:
+        format: of all rows.
+        rows: how many.
+        columns: numbers in a row.
+        spans: in the order of the stored rows.
+        order: stored rows come in another order than the model's: model row i is stored row order[i]. None: the same.
+    """
+
+    format: str
+    rows: int
+    columns: int
+    spans: tuple[Span, ...]
+    order: tuple[int, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        return sum(span.nbytes for span in self.spans)
 
 
 @dataclass(frozen=True)
