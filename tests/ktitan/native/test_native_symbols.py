@@ -50,8 +50,9 @@ def test_a_unit_exports_its_table_alone(repository, tmp_path, unit):
 
 @needs("nm")
 def test_the_library_exports_its_interface_alone(native, repository):
-    header = (repository / "csrc/cpu/ktitan_cpu.h").read_text("utf-8")
-    declared = set(re.findall(r"^KT_API [\w *]+?(kt_\w+)\(", header, re.M))
+    headers = [repository / name for name in ("csrc/cpu/ktitan_cpu.h", "csrc/tiers/io_api.h")]
+    text = "".join(header.read_text("utf-8") for header in headers)
+    declared = set(re.findall(r"^KT_API [\w *]+?(kt_\w+)\(", text, re.M))
     found = symbols(library.LIBRARY, "-D", "--defined-only")
     assert {name for _, name in found} == declared
     assert {kind for kind, _ in found} == {"T"}
