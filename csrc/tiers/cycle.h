@@ -3,7 +3,7 @@
 // time. Decisions only, as in residency.h; ktitan/tiers/reference/ takes the same ones.
 #pragma once
 
-#include <stdint.h>
+#include "../cpu/ktitan_cpu.h"
 
 enum kt_cycle_answer {
     KT_CYCLE_HIT = 0,      // there; held until kt_cycle_release
@@ -16,19 +16,21 @@ struct kt_cycle;
 
 // Bytes of each record (multiples of KT_PAGE) in the order of first use, and bytes for all of them. Null without memory or
 // where `capacity` is below kt_cycle_least.
-kt_cycle *kt_cycle_create(const int64_t *bytes, int64_t records, int64_t capacity);
-void kt_cycle_destroy(kt_cycle *cycle);
+KT_API kt_cycle *kt_cycle_create(const int64_t *bytes, int64_t records, int64_t capacity);
+KT_API void kt_cycle_destroy(kt_cycle *cycle);
 // Least capacity with which these records can be used with reads ahead: the two largest neighbours.
-int64_t kt_cycle_least(const int64_t *bytes, int64_t records);
+KT_API int64_t kt_cycle_least(const int64_t *bytes, int64_t records);
 
 // Records that stay once they are read, and bytes of the ring behind them.
-int64_t kt_cycle_pinned(const kt_cycle *cycle);
-int64_t kt_cycle_ring_bytes(const kt_cycle *cycle);
+KT_API int64_t kt_cycle_pinned(const kt_cycle *cycle);
+KT_API int64_t kt_cycle_ring_bytes(const kt_cycle *cycle);
 
 // Use `record`; at most one is held at a time. `at` is where it lies in the memory of the cycle.
-int32_t kt_cycle_demand(kt_cycle *cycle, int64_t record, int64_t *at);
-void kt_cycle_release(kt_cycle *cycle, int64_t record);
+KT_API int32_t kt_cycle_demand(kt_cycle *cycle, int64_t record, int64_t *at);
+KT_API void kt_cycle_release(kt_cycle *cycle, int64_t record);
 // The next record that is to be read ahead and where it goes; false when there is no room or nothing to read.
-bool kt_cycle_ahead(kt_cycle *cycle, int64_t *record, int64_t *at);
-void kt_cycle_loaded(kt_cycle *cycle, int64_t record);
-void kt_cycle_failed(kt_cycle *cycle, int64_t record);
+KT_API bool kt_cycle_ahead(kt_cycle *cycle, int64_t *record, int64_t *at);
+KT_API void kt_cycle_loaded(kt_cycle *cycle, int64_t record);
+KT_API void kt_cycle_failed(kt_cycle *cycle, int64_t record);
+// Forget every record that is there, but one that is held.
+KT_API void kt_cycle_drop(kt_cycle *cycle);
