@@ -1,7 +1,8 @@
 // kt_linear and kt_rows: one matrix.
+#include "linear.h"
+
 #include "detect.h"
 #include "product.h"
-#include "threads.h"
 
 namespace {
 
@@ -40,7 +41,7 @@ void Pass::fill(int64_t item, int thread) {
     float *room = rooms + thread * x.columns;
     const int64_t end = least((item + 1) * fill_rows, count);
     for (int64_t m = item * fill_rows; m < end; m++) {
-        operands.fill(*weights.unit, m, kt_read(*weights.unit, x, first + m, room));
+        operands.fill(*weights.unit, m, kt_read_row(*weights.unit, x, first + m, room));
     }
 }
 
@@ -63,7 +64,7 @@ void Pass::write_tiles(int64_t row, int64_t rows, int64_t begin, const Picked &p
         weights.multiply(n, some, picked, bias ? bias + n : nullptr, tile, TILE_ROWS,
                          scratches + thread * weights.scratch());
         for (int64_t m = 0; m < picked.count; m++) {
-            kt_write(*weights.unit, tile + m * TILE_ROWS, some, x.dtype, out_at(begin + m, n));
+            kt_write_row(*weights.unit, tile + m * TILE_ROWS, some, x.dtype, out_at(begin + m, n));
         }
     }
 }
@@ -110,9 +111,8 @@ void rows_item(void *context, int64_t item, int) {
 
 }  // namespace
 
-int32_t kt_linear(const kt_matrix *weights, const void *x, int32_t dtype, int64_t count, const float *bias,
-                  int32_t arithmetic, void *out) {
-    const Call call;
+int32_t kt_multiply(const Call &call, const kt_matrix *weights, const void *x, int32_t dtype, int64_t count,
+                    const float *bias, int32_t arithmetic, void *out) {
     const kt_unit *unit = kt_active_unit();
     Pass pass = {};
     pass.weights = {unit, weights, kt_form(*unit, weights->type, arithmetic)};
@@ -144,6 +144,12 @@ int32_t kt_linear(const kt_matrix *weights, const void *x, int32_t dtype, int64_
         run_pass(pass, threads);
     }
     return KT_OK;
+}
+
+int32_t kt_linear(const kt_matrix *weights, const void *x, int32_t dtype, int64_t count, const float *bias,
+                  int32_t arithmetic, void *out) {
+    const Call call;
+    return kt_multiply(call, weights, x, dtype, count, bias, arithmetic, out);
 }
 
 int32_t kt_rows(const kt_matrix *weights, const int64_t *ids, int64_t count, float *out) {

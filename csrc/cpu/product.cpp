@@ -64,7 +64,7 @@ const uint8_t *Plain::row(int64_t index) const {
     return static_cast<const uint8_t *>(data) + index * columns * (dtype == KT_F32 ? 4 : 2);
 }
 
-const float *kt_read(const kt_unit &unit, const Plain &rows, int64_t index, float *room) {
+const float *kt_read_row(const kt_unit &unit, const Plain &rows, int64_t index, float *room) {
     const void *row = rows.row(index);
     if (rows.dtype == KT_F32) return static_cast<const float *>(row);
     const auto convert = rows.dtype == KT_F16 ? unit.from_f16 : unit.from_bf16;
@@ -72,7 +72,7 @@ const float *kt_read(const kt_unit &unit, const Plain &rows, int64_t index, floa
     return room;
 }
 
-void kt_write(const kt_unit &unit, const float *x, int64_t count, int32_t dtype, void *out) {
+void kt_write_row(const kt_unit &unit, const float *x, int64_t count, int32_t dtype, void *out) {
     if (dtype == KT_F32) {
         memcpy(out, x, (size_t)count * sizeof *x);
         return;

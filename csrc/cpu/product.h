@@ -30,9 +30,9 @@ struct Plain {
 };
 
 // Read row `index` as float32: where it lies, or converted into `room`.
-const float *kt_read(const kt_unit &unit, const Plain &rows, int64_t index, float *room);
+const float *kt_read_row(const kt_unit &unit, const Plain &rows, int64_t index, float *room);
 // Round `count` numbers to `dtype` at `out`.
-void kt_write(const kt_unit &unit, const float *x, int64_t count, int32_t dtype, void *out);
+void kt_write_row(const kt_unit &unit, const float *x, int64_t count, int32_t dtype, void *out);
 
 // Activation rows in several forms. Make it with the forms that are needed, reserve, take the arena, place, then fill.
 class Operands {

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from ktitan.native.calls import embedding, experts, format_reason, linear
     from ktitan.native.library import thread_count as default_threads
     from ktitan.native.matrix import PackedMatrix
+    from ktitan.native.shapes import ExpertShape, MatrixShape
+    from ktitan.native.streams import stream_experts, stream_linear, stream_rows
 
 __all__ = [
     "Backend",
     "ExpertBank",
+    "ExpertShape",
+    "MatrixShape",
     "PackedMatrix",
     "backend",
     "default_threads",
@@ -23,12 +27,17 @@ __all__ = [
     "format_reason",
     "linear",
     "native_reason",
+    "stream_experts",
+    "stream_linear",
+    "stream_rows",
 ]
 
 # Found on first use: the library and the probes of this package answer without torch, which `ktitan doctor` needs.
 _LATER = {
     "Backend": ("backends", "Backend"),
     "ExpertBank": ("bank", "ExpertBank"),
+    "ExpertShape": ("shapes", "ExpertShape"),
+    "MatrixShape": ("shapes", "MatrixShape"),
     "PackedMatrix": ("matrix", "PackedMatrix"),
     "backend": ("backends", "backend"),
     "default_threads": ("library", "thread_count"),
@@ -37,6 +46,9 @@ _LATER = {
     "format_reason": ("calls", "format_reason"),
     "linear": ("calls", "linear"),
     "native_reason": ("backends", "native_reason"),
+    "stream_experts": ("streams", "stream_experts"),
+    "stream_linear": ("streams", "stream_linear"),
+    "stream_rows": ("streams", "stream_rows"),
 }
 
 

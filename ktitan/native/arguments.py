@@ -5,11 +5,11 @@ Each function returns the sizes that it read, or raises `UnsupportedError` with 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from ktitan.errors import UnsupportedError
-from ktitan.native.bank import ExpertBank
-from ktitan.native.matrix import PackedMatrix
 
 __all__ = ["FLOAT_DTYPES", "check_experts", "check_linear", "check_rows", "id_error", "index_error"]
 
@@ -19,8 +19,22 @@ FLOAT_DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torc
 _ACTIVATIONS = ("int8", "float32")
 
 
+class _Matrix(Protocol):
+    """The sizes of a weight [rows, columns], wherever it is."""
+
+    rows: int
+    columns: int
+
+
+class _Experts(Protocol):
+    """The width of a layer's experts, wherever they are."""
+
+    @property
+    def hidden(self) -> int: ...
+
+
 def check_linear(
-    x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, activations: str, out: torch.Tensor
+    x: torch.Tensor, matrix: _Matrix, bias: torch.Tensor | None, activations: str, out: torch.Tensor
 ) -> int:
     """M, the rows of `x` [M, K]; `out` must be [M, N] in its dtype, `bias` float32 [N]."""
     _check_activations(activations)
@@ -36,7 +50,7 @@ def check_experts(
     hidden: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
-    bank: ExpertBank,
+    bank: _Experts,
     activations: str,
     out: torch.Tensor,
 ) -> tuple[int, int]:
@@ -52,7 +66,7 @@ def check_experts(
     return tokens, slots
 
 
-def check_rows(matrix: PackedMatrix, ids: torch.Tensor, out: torch.Tensor) -> int:
+def check_rows(matrix: _Matrix, ids: torch.Tensor, out: torch.Tensor) -> int:
     """T, the number of `ids`; `out` must be float32 [T, K]. The values of `ids` are not looked at."""
     count = ids.numel()
     _check("ids", ids, (count,), torch.int64)

@@ -11,7 +11,7 @@ from ktitan.native.bank import ExpertBank
 from ktitan.native.matrix import PackedMatrix
 from ktitan.native.torch_ops import handle_of
 
-__all__ = ["embedding", "experts", "format_reason", "linear"]
+__all__ = ["embedding", "experts", "format_reason", "is_recorded", "linear", "refuse_gradient"]
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -36,9 +36,9 @@ def linear(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, act
     Raises:
         UnsupportedError: x is of another kind, or wants a gradient.
     """
-    if _is_recorded():
+    if is_recorded():
         return torch.ops.ktitan.linear_cpu(x, handle_of(matrix), bias, activations)
-    _refuse_gradient(x)
+    refuse_gradient(x)
     if not x.dim():
         raise UnsupportedError("x has no dimensions", "x", f"give a tensor [..., {matrix.columns}]")
     rows = x.reshape(-1, x.shape[-1]).resolve_neg().contiguous()
@@ -55,10 +55,10 @@ def experts(
     Raises:
         UnsupportedError: an index is out of range, a tensor is of another kind, or hidden wants a gradient.
     """
-    if _is_recorded():
+    if is_recorded():
         return torch.ops.ktitan.experts_cpu(hidden, index, weights, handle_of(bank), activations)
-    _refuse_gradient(hidden)
-    _refuse_gradient(weights)
+    refuse_gradient(hidden)
+    refuse_gradient(weights)
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     shares = weights.detach().to(torch.float32).resolve_neg().contiguous()
     backend().experts(hidden.resolve_neg().contiguous(), index.contiguous(), shares, bank, activations, out)
@@ -71,7 +71,7 @@ def embedding(ids: torch.Tensor, matrix: PackedMatrix, dtype: torch.dtype) -> to
     Raises:
         UnsupportedError: an id is out of range, or `ids` is not on the CPU.
     """
-    if _is_recorded():
+    if is_recorded():
         return torch.ops.ktitan.embedding_cpu(ids, handle_of(matrix)).to(dtype)
     if ids.is_floating_point() or ids.dtype is torch.bool:
         raise UnsupportedError(f"ids are {ids.dtype}", "ids", "give whole numbers, such as int64")
@@ -81,12 +81,17 @@ def embedding(ids: torch.Tensor, matrix: PackedMatrix, dtype: torch.dtype) -> to
     return out.to(dtype).view(*ids.shape, matrix.columns)
 
 
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
     """Whether a graph is made of the calls: it must hold the operation, not what is computed on the way."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def _refuse_gradient(x: torch.Tensor) -> None:
+def refuse_gradient(x: torch.Tensor) -> None:
+    """Raise when a result would have to lead back to `x`.
+
+    Raises:
+        UnsupportedError: `x` wants a gradient and gradients are on.
+    """
     if x.requires_grad and torch.is_grad_enabled():
         raise UnsupportedError(
             "CPU kernels have no backward pass, and the input wants a gradient",

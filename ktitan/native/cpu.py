@@ -13,14 +13,14 @@ from ktitan.native.bank import ACTIVATIONS, ExpertBank
 from ktitan.native.library import ISAS, set_threads
 from ktitan.native.matrix import FLOAT_FORMATS, PackedMatrix
 
-__all__ = ["CpuBackend"]
+__all__ = ["ARITHMETIC", "CpuBackend", "MatrixStruct"]
 
 # enum kt_status and enum kt_arithmetic of csrc/cpu/ktitan_cpu.h.
 _OK, _NO_MEMORY, _OUT_OF_RANGE = range(3)
-_ARITHMETIC = {"int8": 0, "float32": 1}
+ARITHMETIC = {"int8": 0, "float32": 1}
 
 
-class _Matrix(ctypes.Structure):
+class MatrixStruct(ctypes.Structure):
     """kt_matrix of csrc/cpu/ktitan_cpu.h."""
 
     _fields_ = (
@@ -55,7 +55,7 @@ class CpuBackend:
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._library = handle
         # What the library reads about a matrix or bank; made once, and gone with it.
-        self._matrices: WeakKeyDictionary[PackedMatrix, _Matrix] = WeakKeyDictionary()
+        self._matrices: WeakKeyDictionary[PackedMatrix, MatrixStruct] = WeakKeyDictionary()
         self._banks: WeakKeyDictionary[ExpertBank, _Bank] = WeakKeyDictionary()
 
     @property
@@ -82,7 +82,7 @@ class CpuBackend:
             FLOAT_DTYPES[x.dtype],
             rows,
             None if bias is None else bias.data_ptr(),
-            _ARITHMETIC[activations],
+            ARITHMETIC[activations],
             out.data_ptr(),
         )
         if status != _OK:
@@ -107,7 +107,7 @@ class CpuBackend:
             index.data_ptr(),
             slots,
             weights.data_ptr(),
-            _ARITHMETIC[activations],
+            ARITHMETIC[activations],
             out.data_ptr(),
         )
         if status != _OK:
@@ -120,10 +120,10 @@ class CpuBackend:
         if status != _OK:
             raise id_error(ids, matrix.rows) if status == _OUT_OF_RANGE else _failure(status)
 
-    def _matrix(self, matrix: PackedMatrix) -> _Matrix:
+    def _matrix(self, matrix: PackedMatrix) -> MatrixStruct:
         known = self._matrices.get(matrix)
         if known is None:
-            known = _Matrix(matrix.address, matrix.rows, matrix.columns, matrix.row_bytes, matrix.ggml_type)
+            known = MatrixStruct(matrix.address, matrix.rows, matrix.columns, matrix.row_bytes, matrix.ggml_type)
             # Two threads may get here at once; both must use the one that stays.
             known = self._matrices.setdefault(matrix, known)
         return known

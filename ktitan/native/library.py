@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # Must equal KT_ABI in csrc/cpu/ktitan_cpu.h; both change with any change of the C interface.
-ABI = 2
+ABI = 3
 # Instruction sets by the library's numbers, each above the one before.
 ISAS = ("generic", "avx2", "avx512")
 
@@ -44,6 +44,15 @@ _SIGNATURES = {
     "kt_linear": "ppiqpip",
     "kt_experts": "ppiqpqpip",
     "kt_rows": "ppqp",
+    "kt_store_open": "pp",
+    "kt_store_close": "p",
+    "kt_store_add_file": "psp",
+    "kt_store_count": "pp",
+    "kt_store_last_fault": "pp",
+    "kt_store_drop": "p",
+    "kt_stream_experts": "ppiqpqpip",
+    "kt_stream_linear": "pqqppiqpip",
+    "kt_stream_rows": "ppqppqp",
 }
 
 
@@ -192,6 +201,6 @@ def _missing_reason(path: Path, note: Path) -> str | None:
 
 def _declare(handle: ctypes.CDLL) -> None:
     """Give every function its argument types: p an address, q 64 bits, i 32 bits."""
-    kinds = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32}
+    kinds = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "s": ctypes.c_char_p}
     for name, letters in _SIGNATURES.items():
         getattr(handle, name).argtypes = [kinds[letter] for letter in letters]

@@ -36,8 +36,11 @@ def _weights(handle: int) -> Any:
 @torch.library.custom_op("ktitan::linear_cpu", mutates_args=())
 def _linear(x: torch.Tensor, handle: int, bias: torch.Tensor | None, activations: str) -> torch.Tensor:
     from ktitan.native.calls import linear
+    from ktitan.native.streams import StreamMatrix, stream_linear
 
-    return linear(x, _weights(handle), bias, activations)
+    weight = _weights(handle)
+    call: Any = stream_linear if isinstance(weight, StreamMatrix) else linear
+    return call(x, weight, bias, activations)
 
 
 @_linear.register_fake
@@ -50,8 +53,11 @@ def _experts(
     hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, handle: int, activations: str
 ) -> torch.Tensor:
     from ktitan.native.calls import experts
+    from ktitan.native.streams import StreamBank, stream_experts
 
-    return experts(hidden, index, weights, _weights(handle), activations)
+    bank = _weights(handle)
+    call: Any = stream_experts if isinstance(bank, StreamBank) else experts
+    return call(hidden, index, weights, bank, activations)
 
 
 @_experts.register_fake
@@ -62,8 +68,11 @@ def _(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, handle: 
 @torch.library.custom_op("ktitan::embedding_cpu", mutates_args=())
 def _embedding(ids: torch.Tensor, handle: int) -> torch.Tensor:
     from ktitan.native.calls import embedding
+    from ktitan.native.streams import StreamTable, stream_rows
 
-    return embedding(ids, _weights(handle), torch.float32)
+    table = _weights(handle)
+    call: Any = stream_rows if isinstance(table, StreamTable) else embedding
+    return call(ids, table, torch.float32)
 
 
 @_embedding.register_fake

@@ -49,8 +49,8 @@ class Record:
 def lay_out(name: str, parts: Sequence[Sequence[Span]]) -> Record | None:
     """The record of `parts`, each the spans of one matrix in order; None where a matrix would be torn apart.
 
-    Spans that continue each other in memory and in the file become one extent. A matrix of several spans stays whole only
-    where each but the last ends on a page and each but the first begins on one.
+    Spans that continue each other in memory and in the file become one extent. A matrix of several spans stays whole
+    only where each but the last ends on a page and each but the first begins on one.
     """
     extents: list[Extent] = []
     places: list[int] = []

@@ -1,7 +1,7 @@
 """The store of one model: what is streamed, the memory for it, and the counters of what happened.
 
-Operators enter their records while they load; then the store is opened with its share of the budget, and from then on the
-native library decides what is where (csrc/tiers).
+Operators enter their records while they load; then the store is opened with its share of the budget, and from then on
+the native library decides what is where (csrc/tiers).
 """
 
 from __future__ import annotations
@@ -10,29 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from ktitan.errors import UnsupportedError
 from ktitan.formats import Span
+from ktitan.native import ExpertShape, MatrixShape, native_reason
+from ktitan.native.store import NativeRecord, NativeStore
+from ktitan.native.streams import StreamBank, StreamMatrix, StreamTable
+from ktitan.tiers.pools import CacheNeed, Shares, cache_need, class_of, class_sizes, share_out
 from ktitan.tiers.record import Record
 
 __all__ = ["CacheNeed", "ExpertShape", "MatrixShape", "StoreLimits", "TierStore"]
-
-
-@dataclass(frozen=True)
-class CacheNeed:
-    """What streamed weights need of the budget.
-
-    Attributes:
-        pooled_bytes: slots of all experts' records together.
-        cycle_bytes: slots of all dense records together.
-        row_bytes: buffers for rows of tables.
-        least_bytes: below this nothing can be computed with them.
-    """
-
-    pooled_bytes: int = 0
-    cycle_bytes: int = 0
-    row_bytes: int = 0
-    least_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,54 +39,62 @@ class StoreLimits:
 
 
 @dataclass(frozen=True)
-class MatrixShape:
-    """A matrix whose bytes are elsewhere: [rows, columns] of a format."""
-
-    format: str
-    rows: int
-    columns: int
-
-
-@dataclass(frozen=True)
-class ExpertShape:
-    """The experts of a layer: E of them, gate and up [I, H] (gate may be None), down [H, I], biases as in `ExpertBank`."""
-
-    experts: int
-    gate: MatrixShape | None
-    up: MatrixShape
-    down: MatrixShape
-    activation: str
-    gate_bias: torch.Tensor | None = None
-    up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
+class _Table:
+    stream: StreamTable
+    spans: tuple[Span, ...]
 
 
 class TierStore:
     """Owner of what is streamed of one model."""
 
-    def add_experts(self, path: str, records: Sequence[Record], shape: ExpertShape) -> Any:
+    def __init__(self) -> None:
+        self._native = NativeStore()
+        self._records: list[Record] = []
+        self._pooled: list[bool] = []
+        self._tables: list[_Table] = []
+        self._shares: Shares | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is streamed."""
+        return not self._records and not self._tables
+
+    @property
+    def need(self) -> CacheNeed:
+        """What the records entered so far need."""
+        return cache_need(*self._sizes())
+
+    def add_experts(self, path: str, records: Sequence[Record], shape: ExpertShape) -> StreamBank:
         """Enter the experts of a layer; record e is expert e, with places (gate, up, down), or (up, down) without gate.
 
         Returns:
             What `ktitan.native.stream_experts` takes.
         """
-        raise NotImplementedError
+        first = len(self._records)
+        self._records += records
+        self._pooled += [True] * len(records)
+        places = [record.places if shape.gate is not None else (0, *record.places) for record in records]
+        return StreamBank(self._native, first, [(gate, up, down) for gate, up, down in places], shape)
 
-    def add_matrix(self, path: str, record: Record, shape: MatrixShape) -> Any:
+    def add_matrix(self, path: str, record: Record, shape: MatrixShape) -> StreamMatrix:
         """Enter the weight of a dense layer, in the order of use; the record has one part.
 
         Returns:
             What `ktitan.native.stream_linear` takes.
         """
-        raise NotImplementedError
+        self._records.append(record)
+        self._pooled.append(False)
+        return StreamMatrix(self._native, len(self._records) - 1, record.places[0], shape)
 
-    def add_table(self, path: str, spans: Sequence[Span], shape: MatrixShape) -> Any:
-        """Enter a table that is read row by row.
+    def add_table(self, path: str, spans: Sequence[Span], shape: MatrixShape) -> StreamTable:
+        """Enter a table that is read row by row; no row lies in two spans.
 
         Returns:
             What `ktitan.native.stream_rows` takes.
         """
-        raise NotImplementedError
+        table = StreamTable(self._native, shape)
+        self._tables.append(_Table(table, tuple(spans)))
+        return table
 
     def open(self, limits: StoreLimits, stamps: Mapping[str, Any]) -> None:
         """Take memory and open the files.
@@ -110,20 +104,76 @@ class TierStore:
             stamps: `FileStamp` of every file, by path.
 
         Raises:
-            BudgetError: the cache is too small for the records.
+            BudgetError: the cache is too small for the records, or there is no memory for it.
             IoError: a file cannot be opened, or is not the one whose header was read.
             UnsupportedError: there is no native library.
         """
-        raise NotImplementedError
+        reason = native_reason()
+        if reason is not None:
+            raise UnsupportedError(
+                f"weights cannot be streamed: the native library is {reason}",
+                "store",
+                "install ktitan with a C++ compiler at hand, or use operators that hold their weights",
+            )
+        sizes = self._sizes()
+        shares = share_out(limits.cache_bytes, *sizes)
+        classes = class_sizes(sizes[0])
+        files: dict[str, int] = {}
+        spans = [one.span for record in self._records for one in record.extents]
+        for span in [*spans, *(span for table in self._tables for span in table.spans)]:
+            files.setdefault(span.file, len(files))
+        records = [
+            NativeRecord(
+                record.name,
+                tuple((files[one.span.file], one.span.offset, one.span.nbytes, one.at) for one in record.extents),
+                record.slot_bytes,
+                class_of(record.slot_bytes, classes) if pooled else -1,
+            )
+            for record, pooled in zip(self._records, self._pooled, strict=True)
+        ]
+        self._native.open(
+            records,
+            shares.pools,
+            shares.cycle_bytes,
+            shares.row_bytes,
+            mode=limits.io,
+            direct=limits.direct,
+            depth=limits.depth,
+        )
+        try:
+            for path in files:
+                self._native.add_file(path, stamps.get(path))
+        except BaseException:
+            self._native.close()
+            raise
+        for table in self._tables:
+            table.stream.place(_placed(table.spans, files))
+        self._shares = shares
 
     def stats(self) -> dict[str, Any]:
         """Counters since the store was opened, by the names of kt_store_counters and kt_io_counters."""
-        raise NotImplementedError
+        return self._native.counters()
 
     def drop(self) -> None:
-        """Forget what is resident."""
-        raise NotImplementedError
+        """Forget what is resident of the experts."""
+        self._native.drop()
 
     def close(self) -> None:
         """Give everything back; later calls of operators raise UnsupportedError. Closing twice does nothing."""
-        raise NotImplementedError
+        self._native.close()
+
+    def _sizes(self) -> tuple[list[int], list[int], list[int]]:
+        """Slot bytes of the pooled and of the dense records, and row bytes of the tables."""
+        pairs = list(zip(self._records, self._pooled, strict=True))
+        pooled = [record.slot_bytes for record, is_pooled in pairs if is_pooled]
+        dense = [record.slot_bytes for record, is_pooled in pairs if not is_pooled]
+        return pooled, dense, [table.stream.shape.row_bytes for table in self._tables]
+
+
+def _placed(spans: Sequence[Span], files: Mapping[str, int]) -> list[tuple[int, int, int, int]]:
+    """(file number, offset, bytes, position in the table) of each span."""
+    placed, at = [], 0
+    for span in spans:
+        placed.append((files[span.file], span.offset, span.nbytes, at))
+        at += span.nbytes
+    return placed

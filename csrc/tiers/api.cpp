@@ -1,0 +1,50 @@
+// The C interface of the store (ktitan_tiers.h), but for the products.
+#include <stdlib.h>
+
+#include <new>
+
+#include "../cpu/threads.h"
+#include "store.h"
+
+int32_t kt_store_open(const kt_store_spec *spec, kt_store **made) {
+    const Call call;
+    *made = nullptr;
+    void *room = calloc(1, sizeof(kt_store));
+    if (room == nullptr) return KT_NO_MEMORY;
+    kt_store *store = new (room) kt_store();
+    const int32_t status = store->store.open(*spec);
+    if (status != KT_OK) {
+        store->~kt_store();
+        free(room);
+        return status;
+    }
+    *made = store;
+    return KT_OK;
+}
+
+void kt_store_close(kt_store *store) {
+    if (store == nullptr) return;
+    const Call call;
+    store->~kt_store();
+    free(store);
+}
+
+int32_t kt_store_add_file(kt_store *store, const char *path, const kt_stamp *stamp) {
+    const Call call;
+    return store->store.add_file(path, stamp);
+}
+
+void kt_store_count(kt_store *store, kt_store_counters *counters) {
+    const Call call;
+    store->store.count(counters);
+}
+
+void kt_store_last_fault(kt_store *store, kt_store_fault *fault) {
+    const Call call;
+    *fault = store->store.fault;
+}
+
+void kt_store_drop(kt_store *store) {
+    const Call call;
+    store->store.drop();
+}

@@ -1,0 +1,303 @@
+#include "store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "memory.h"
+
+namespace {
+
+// Tag of a read for a row; others carry the number of a record.
+constexpr uint64_t ROW_TAG = ~(uint64_t)0;
+constexpr int64_t DONE_AT_ONCE = 64;
+
+int64_t whole_pages(int64_t bytes) { return (bytes + KT_PAGE - 1) / KT_PAGE * KT_PAGE; }
+
+template <class T> T *take(int64_t count) {
+    return static_cast<T *>(calloc((size_t)(count > 0 ? count : 1), sizeof(T)));
+}
+
+}  // namespace
+
+int64_t kt_now_ns() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+int32_t Store::open(const kt_store_spec &spec) {
+    fault.record = -1;
+    for (int64_t r = 0; r < spec.record_count; r++) {
+        const kt_record &record = spec.records[r];
+        if (record.pool >= spec.pools || record.slot_bytes <= 0 || record.slot_bytes % KT_PAGE != 0) return KT_WRONG_SIZE;
+        if (record.pool >= 0 && record.slot_bytes > spec.pool_slot_bytes[record.pool]) return KT_WRONG_SIZE;
+    }
+    if (!copy(spec)) return KT_NO_MEMORY;
+    if (!place_pools(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
+    memory_bytes = rows_at + rows_bytes;
+    memory = memory_bytes > 0 ? kt_memory_take(memory_bytes) : nullptr;
+    if (memory_bytes > 0 && memory == nullptr) return KT_NO_MEMORY;
+    io = kt_io_create(spec.mode, spec.direct, spec.depth, 0);
+    if (io == nullptr) return KT_NO_MEMORY;
+    counters.arena_bytes = memory_bytes;
+    return KT_OK;
+}
+
+Store::~Store() {
+    // Waits for the reads, which write into the memory.
+    if (io != nullptr) kt_io_destroy(io);
+    if (residency != nullptr) kt_residency_destroy(residency);
+    if (cycle != nullptr) kt_cycle_destroy(cycle);
+    kt_memory_give(memory, memory_bytes);
+    free(records);
+    free(extents);
+    free(state);
+    free(missing);
+    free(cycle_number);
+    free(cycle_record);
+    free(pool_at);
+    free(pool_slot);
+    free(reads);
+}
+
+bool Store::copy(const kt_store_spec &spec) {
+    record_count = spec.record_count;
+    int64_t extent_count = 0, most_extents = 1;
+    for (int64_t r = 0; r < record_count; r++) {
+        extent_count += spec.records[r].extents;
+        if (spec.records[r].extents > most_extents) most_extents = spec.records[r].extents;
+    }
+    records = take<kt_record>(record_count);
+    extents = take<kt_extent>(extent_count);
+    state = take<State>(record_count);
+    missing = take<int32_t>(record_count);
+    cycle_number = take<int64_t>(record_count);
+    cycle_record = take<int64_t>(record_count);
+    pool_at = take<int64_t>(spec.pools);
+    pool_slot = take<int64_t>(spec.pools);
+    read_room = most_extents + 64;
+    reads = take<kt_read>(read_room);
+    if (!records || !extents || !state || !missing || !cycle_number || !cycle_record || !pool_at || !pool_slot || !reads) {
+        return false;
+    }
+    memcpy(records, spec.records, (size_t)record_count * sizeof *records);
+    memcpy(extents, spec.extents, (size_t)extent_count * sizeof *extents);
+    return true;
+}
+
+// Pools one after another, each on a page.
+bool Store::place_pools(const kt_store_spec &spec) {
+    int64_t at = 0;
+    bool pooled = false;
+    for (int32_t pool = 0; pool < spec.pools; pool++) {
+        pool_at[pool] = at;
+        pool_slot[pool] = spec.pool_slot_bytes[pool];
+        if (pool_slot[pool] % KT_PAGE != 0 || spec.pool_slots[pool] < 1) return false;
+        at += pool_slot[pool] * spec.pool_slots[pool];
+    }
+    int32_t *pool_of = take<int32_t>(record_count);
+    if (pool_of == nullptr) return false;
+    for (int64_t r = 0; r < record_count; r++) {
+        pooled = pooled || records[r].pool >= 0;
+        pool_of[r] = records[r].pool < 0 ? 0 : records[r].pool;  // dense records are never asked for here
+    }
+    if (pooled) residency = kt_residency_create(spec.pool_slots, spec.pools, pool_of, record_count);
+    free(pool_of);
+    cycle_at = at;
+    return !pooled || residency != nullptr;
+}
+
+bool Store::make_cycle(const kt_store_spec &spec) {
+    int64_t count = 0;
+    int64_t *bytes = take<int64_t>(record_count);
+    if (bytes == nullptr) return false;
+    for (int64_t r = 0; r < record_count; r++) {
+        if (records[r].pool >= 0) continue;
+        cycle_number[r] = count;
+        cycle_record[count] = r;
+        bytes[count++] = records[r].slot_bytes;
+    }
+    if (count > 0) cycle = kt_cycle_create(bytes, count, spec.cycle_bytes);
+    free(bytes);
+    rows_at = cycle_at + (count > 0 ? whole_pages(spec.cycle_bytes) : 0);
+    rows_bytes = whole_pages(spec.row_bytes);
+    return count == 0 || cycle != nullptr;
+}
+
+void Store::count(kt_store_counters *to) const {
+    *to = counters;
+    kt_io_count(io, &to->io);
+}
+
+void Store::drop() {
+    while (kt_io_pending(io) > 0) progress(true);
+    for (int64_t r = 0; r < record_count; r++) {
+        if (records[r].pool < 0 || !kt_residency_evict(residency, r)) continue;
+        state[r] = ABSENT;
+        counters.resident_bytes -= pool_slot[records[r].pool];
+    }
+}
+
+uint8_t *Store::slot(int64_t record) const {
+    const int32_t pool = records[record].pool;
+    return memory + pool_at[pool] + kt_residency_slot(residency, record) * pool_slot[pool];
+}
+
+int32_t Store::want(int64_t record) {
+    int64_t place = -1, victim = -1;
+    const int32_t answer = kt_residency_acquire(residency, record, &place, &victim);
+    if (answer == KT_FULL) return answer;
+    counters.demands++;
+    if (answer != KT_MISS) {
+        counters.hits++;
+        return answer;
+    }
+    counters.misses++;
+    counters.resident_bytes += pool_slot[records[record].pool];
+    if (victim >= 0) {
+        counters.evictions++;
+        counters.resident_bytes -= pool_slot[records[record].pool];
+        state[victim] = ABSENT;
+    }
+    collect(record, slot(record));
+    return answer;
+}
+
+bool Store::push(const kt_read &read) {
+    if (read_count == read_room) {
+        kt_read *grown = static_cast<kt_read *>(realloc(reads, (size_t)(2 * read_room) * sizeof *reads));
+        if (grown == nullptr) return false;
+        reads = grown;
+        read_room *= 2;
+    }
+    reads[read_count++] = read;
+    return true;
+}
+
+// Put the reads that bring a record to `base` beside those that wait for `start`.
+void Store::collect(int64_t record, uint8_t *base) {
+    const kt_record &what = records[record];
+    state[record] = READING;
+    missing[record] = what.extents;
+    for (int32_t e = 0; e < what.extents; e++) {
+        const kt_extent &extent = extents[what.first_extent + e];
+        const kt_read read = {extent.file, extent.offset, extent.bytes, base + extent.at, (uint64_t)record};
+        if (!push(read)) note({read.tag, ENOMEM, read.file, read.offset});
+    }
+}
+
+bool Store::start() {
+    if (read_count == 0) return true;
+    const bool taken = kt_io_submit(io, reads, read_count);
+    for (int64_t i = 0; i < read_count && !taken; i++) note({reads[i].tag, ENOMEM, reads[i].file, reads[i].offset});
+    read_count = 0;
+    return taken;
+}
+
+void Store::progress(bool wait) {
+    kt_done done[DONE_AT_ONCE];
+    int64_t some = kt_io_reap(io, done, DONE_AT_ONCE, wait);
+    while (some > 0) {
+        for (int64_t i = 0; i < some; i++) note(done[i]);
+        some = some == DONE_AT_ONCE ? kt_io_reap(io, done, DONE_AT_ONCE, false) : 0;
+    }
+}
+
+void Store::note(const kt_done &done) {
+    const bool is_row = done.tag == ROW_TAG;
+    const int64_t record = is_row ? -1 : (int64_t)done.tag;
+    if (done.error != 0) fault = {done.error, done.file, done.offset, record};
+    if (is_row) {
+        rows_missing--;
+        rows_failed = rows_failed || done.error != 0;
+        return;
+    }
+    if (done.error != 0) state[record] = FAILED;
+    if (--missing[record] == 0) finish(record);
+}
+
+// All reads of a record are done, one way or the other.
+void Store::finish(int64_t record) {
+    const bool failed = state[record] == FAILED, pooled = records[record].pool >= 0;
+    if (!failed) state[record] = READY;
+    if (pooled && failed) {
+        counters.resident_bytes -= pool_slot[records[record].pool];
+        kt_residency_failed(residency, record);
+    } else if (pooled) {
+        kt_residency_loaded(residency, record);
+    } else if (failed) {
+        kt_cycle_failed(cycle, cycle_number[record]);
+    } else {
+        kt_cycle_loaded(cycle, cycle_number[record]);
+    }
+}
+
+// ---- dense records ----
+
+uint8_t *Store::demand(int64_t record) {
+    const int64_t number = cycle_number[record];
+    // What passes through the ring comes from the drive at each use, however early it was read.
+    const bool stays = number < kt_cycle_pinned(cycle) && state[record] == READY;
+    counters.demands++;
+    stays ? counters.hits++ : counters.misses++;
+    const int64_t began = kt_now_ns();
+    bool asked = false;
+    for (;;) {
+        int64_t at = 0;
+        const int32_t answer = kt_cycle_demand(cycle, number, &at);
+        if (answer == KT_CYCLE_HIT) {
+            counters.stall_ns += kt_now_ns() - began;
+            read_ahead();
+            return memory + cycle_at + at;
+        }
+        if (asked && state[record] == FAILED) return nullptr;
+        if (answer == KT_CYCLE_MISS) {
+            asked = true;
+            collect(record, memory + cycle_at + at);
+            start();
+        } else if (kt_io_pending(io) == 0) {
+            fault = {EIO, -1, 0, record};  // nothing is on its way, so nothing will change
+            return nullptr;
+        }
+        if (kt_io_pending(io) > 0) progress(true);
+    }
+}
+
+void Store::consumed(int64_t record) {
+    kt_cycle_release(cycle, cycle_number[record]);
+    progress(false);
+    read_ahead();
+}
+
+void Store::read_ahead() {
+    int64_t number = 0, at = 0;
+    while (kt_cycle_ahead(cycle, &number, &at)) {
+        collect(cycle_record[number], memory + cycle_at + at);
+        if (state[cycle_record[number]] == FAILED) break;  // no memory; it would come again
+    }
+    start();
+}
+
+// ---- rows ----
+
+int64_t Store::row_capacity(int64_t row_bytes) const { return rows_bytes / (whole_pages(row_bytes) + KT_PAGE); }
+
+uint8_t *Store::read_row(int64_t number, int32_t file, int64_t offset, int64_t bytes) {
+    uint8_t *buffer = memory + rows_at + number * (whole_pages(bytes) + KT_PAGE);
+    uint8_t *target = buffer + offset % KT_PAGE;
+    const kt_read read = {file, offset, bytes, target, ROW_TAG};
+    rows_missing++;
+    counters.row_reads++;
+    if (!push(read)) note({read.tag, ENOMEM, read.file, read.offset});
+    return target;
+}
+
+bool Store::rows_read() {
+    start();
+    while (rows_missing > 0) progress(true);
+    const bool good = !rows_failed;
+    rows_failed = false;
+    return good;
+}

@@ -1,0 +1,91 @@
+// The store: the one owner of what is resident. Joins the decisions (residency.h, cycle.h), the memory and the reads.
+//
+// Only inside a Call: one thread at a time.
+#pragma once
+
+#include "cycle.h"
+#include "ktitan_tiers.h"
+#include "residency.h"
+
+class Store {
+public:
+    // KT_OK, KT_NO_MEMORY or KT_WRONG_SIZE.
+    int32_t open(const kt_store_spec &spec);
+    ~Store();
+
+    int32_t add_file(const char *path, const kt_stamp *stamp) { return kt_io_add(io, path, stamp); }
+    void count(kt_store_counters *counters) const;
+    void drop();
+
+    // ---- experts ----
+    // Hold a record: KT_HIT, KT_LOADING, KT_MISS (its reads are collected until `start`), KT_FULL.
+    int32_t want(int64_t record);
+    bool has(int64_t record) const { return kt_residency_has(residency, record); }
+    void release(int64_t record) { kt_residency_release(residency, record); }
+    uint8_t *slot(int64_t record) const;
+
+    // ---- dense records ----
+    // Hold the record and say where it is; null when it cannot be read. Reads the next ones ahead.
+    uint8_t *demand(int64_t record);
+    void consumed(int64_t record);
+
+    // ---- rows ----
+    // Read pages around [offset, offset + bytes) of a file into row buffer `number`; its first byte's place.
+    uint8_t *read_row(int64_t number, int32_t file, int64_t offset, int64_t bytes);
+    int64_t row_capacity(int64_t row_bytes) const;
+    // Wait for all rows; false when one cannot be read.
+    bool rows_read();
+
+    // Start the collected reads; false without memory for them, and then none was.
+    bool start();
+    // Note what is done; where `wait`, at least one read.
+    void progress(bool wait);
+    // Whether the record's bytes are there, or its read has failed since `want` or `demand`.
+    bool is_ready(int64_t record) const { return state[record] == READY; }
+    bool has_failed(int64_t record) const { return state[record] == FAILED; }
+    bool known(int64_t record, bool pooled) const {
+        return record >= 0 && record < record_count && (records[record].pool >= 0) == pooled;
+    }
+
+    kt_store_fault fault = {};
+    kt_store_counters counters = {};
+
+private:
+    enum State : uint8_t { ABSENT, READING, READY, FAILED };
+
+    bool copy(const kt_store_spec &spec);
+    bool place_pools(const kt_store_spec &spec);
+    bool make_cycle(const kt_store_spec &spec);
+    bool push(const kt_read &read);
+    void collect(int64_t record, uint8_t *base);
+    void read_ahead();
+    void finish(int64_t record);
+    void note(const kt_done &done);
+
+    kt_record *records = nullptr;
+    kt_extent *extents = nullptr;
+    int64_t record_count = 0;
+    State *state = nullptr;
+    int32_t *missing = nullptr;  // reads of the record that are not done
+    int64_t *cycle_number = nullptr, *cycle_record = nullptr;  // record <-> number in the cycle
+
+    kt_residency *residency = nullptr;
+    kt_cycle *cycle = nullptr;
+    kt_io *io = nullptr;
+
+    uint8_t *memory = nullptr;
+    int64_t memory_bytes = 0;
+    int64_t *pool_at = nullptr, *pool_slot = nullptr;  // where a pool begins; bytes of its slots
+    int64_t cycle_at = 0, rows_at = 0, rows_bytes = 0;
+
+    kt_read *reads = nullptr;  // collected
+    int64_t read_count = 0, read_room = 0;
+    int64_t rows_missing = 0;
+    bool rows_failed = false;
+};
+
+struct kt_store {
+    Store store;
+};
+
+int64_t kt_now_ns();

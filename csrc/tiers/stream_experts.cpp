@@ -1,0 +1,169 @@
+// kt_stream_experts: the experts of a layer out of a store. What is resident is computed while the drive brings the rest, and
+// each expert as soon as it is there; the order changes no bit (csrc/cpu/expert_pass.h).
+#include "../cpu/detect.h"
+#include "../cpu/expert_pass.h"
+#include "../cpu/threads.h"
+#include "store.h"
+
+namespace {
+
+enum Step : uint8_t { WAITING, HELD, DONE };
+
+// One pass of a call, from the demand for its experts to their release.
+class Streamed {
+public:
+    Streamed(const kt_stream_bank &of, ExpertPass &its, Step *room, int64_t *list)
+        : bank(of), store(of.store->store), pass(its), steps(room), ready(list) {}
+
+    // Compute every group; false when a record cannot be read. Nothing is held afterwards.
+    bool run();
+
+private:
+    int64_t record(int64_t group) const { return bank.first_record + pass.groups[group].expert; }
+    void hold_hits();
+    void hold_misses();
+    int64_t find_ready();
+    void compute_ready(int64_t some);
+    void place(Group &group) const;
+    bool settle();
+
+    const kt_stream_bank &bank;
+    Store &store;
+    ExpertPass &pass;
+    Step *steps;     // by group
+    int64_t *ready;  // groups to compute next
+    int64_t waiting = 0, held = 0;
+};
+
+bool Streamed::run() {
+    waiting = pass.group_count;
+    for (int64_t g = 0; g < pass.group_count; g++) steps[g] = WAITING;
+    // What is there is held before anything makes room for what is not.
+    hold_hits();
+    hold_misses();
+    while (waiting > 0 || held > 0) {
+        const int64_t some = find_ready();
+        if (some < 0) return settle();
+        if (some > 0) {
+            compute_ready(some);
+            if (waiting > 0) {
+                store.counters.waves++;
+                hold_misses();
+            }
+            store.progress(false);
+        } else {
+            const int64_t began = kt_now_ns();
+            store.progress(true);
+            store.counters.stall_ns += kt_now_ns() - began;
+        }
+    }
+    return true;
+}
+
+void Streamed::hold_hits() {
+    for (int64_t g = 0; g < pass.group_count; g++) {
+        if (!store.has(record(g))) continue;
+        store.want(record(g));
+        steps[g] = HELD;
+        waiting--;
+        held++;
+    }
+}
+
+void Streamed::hold_misses() {
+    for (int64_t g = 0; g < pass.group_count && waiting > 0; g++) {
+        if (steps[g] != WAITING || store.want(record(g)) == KT_FULL) continue;
+        steps[g] = HELD;
+        waiting--;
+        held++;
+    }
+    store.start();
+}
+
+// List the held groups whose bytes are there; -1 when the read of one has failed.
+int64_t Streamed::find_ready() {
+    int64_t some = 0;
+    for (int64_t g = 0; g < pass.group_count; g++) {
+        if (steps[g] != HELD) continue;
+        if (store.has_failed(record(g))) return -1;
+        if (store.is_ready(record(g))) ready[some++] = g;
+    }
+    return some;
+}
+
+void Streamed::compute_ready(int64_t some) {
+    const int64_t began = kt_now_ns();
+    for (int64_t i = 0; i < some; i++) place(pass.groups[ready[i]]);
+    pass.compute(ready, some);
+    for (int64_t i = 0; i < some; i++) {
+        store.release(record(ready[i]));
+        steps[ready[i]] = DONE;
+    }
+    held -= some;
+    store.counters.compute_ns += kt_now_ns() - began;
+}
+
+void Streamed::place(Group &group) const {
+    const uint8_t *slot = store.slot(bank.first_record + group.expert);
+    const int64_t *at = bank.places + 3 * group.expert;
+    group.data = {bank.gate.rows > 0 ? slot + at[0] : nullptr, slot + at[1], slot + at[2]};
+}
+
+// After a failure: wait for what is still being read, and let go of everything. Always false.
+bool Streamed::settle() {
+    for (int64_t g = 0; g < pass.group_count; g++) {
+        if (steps[g] != HELD) continue;
+        while (!store.is_ready(record(g)) && !store.has_failed(record(g))) store.progress(true);
+        // A failed record lost its hold with its slot.
+        if (store.is_ready(record(g))) store.release(record(g));
+    }
+    return false;
+}
+
+ExpertLayer layer_of(const kt_stream_bank &bank, const kt_unit *unit, int32_t arithmetic) {
+    ExpertLayer layer = {};
+    layer.unit = unit;
+    layer.gate = kt_weights_of(unit, bank.gate.rows > 0 ? &bank.gate : nullptr, arithmetic);
+    layer.up = kt_weights_of(unit, &bank.up, arithmetic);
+    layer.down = kt_weights_of(unit, &bank.down, arithmetic);
+    layer.gate_bias = bank.gate_bias;
+    layer.up_bias = bank.up_bias;
+    layer.down_bias = bank.down_bias;
+    layer.experts = bank.experts;
+    layer.wide = bank.hidden;
+    layer.inner = bank.intermediate;
+    layer.activation = bank.activation;
+    return layer;
+}
+
+}  // namespace
+
+int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_t dtype, int64_t tokens,
+                          const int64_t *index, int64_t slots, const float *weights, int32_t arithmetic, void *out) {
+    const Call call;
+    ExpertLayer layer = layer_of(*bank, kt_active_unit(), arithmetic);
+    layer.hidden = {hidden, dtype, bank->hidden};
+    layer.index = index;
+    layer.slots = slots;
+    layer.weights = weights;
+    layer.out = static_cast<uint8_t *>(out);
+    layer.threads = call.threads();
+    const int32_t status = layer.check(tokens);
+    if (status != KT_OK || tokens == 0) return status;
+    const Store &store = bank->store->store;
+    if (!store.known(bank->first_record, true) || !store.known(bank->first_record + bank->experts - 1, true)) {
+        return KT_WRONG_SIZE;
+    }
+
+    ExpertPass pass(layer);
+    const int64_t step = layer.pass_tokens(tokens);
+    const int64_t groups = least(layer.experts, step * slots);
+    if (!pass.prepare(step, groups * (int64_t)(sizeof(int64_t) + sizeof(Step)))) return KT_NO_MEMORY;
+    int64_t *ready = static_cast<int64_t *>(pass.extra());
+    for (int64_t first = 0; first < tokens; first += step) {
+        pass.begin(first, least(step, tokens - first));
+        if (!Streamed(*bank, pass, reinterpret_cast<Step *>(ready + groups), ready).run()) return KT_IO_FAILED;
+        pass.finish();
+    }
+    return KT_OK;
+}
