@@ -10,7 +10,7 @@ bool one_of(const kt_matrix &stack, int64_t experts, kt_matrix &one) {
     one = stack;
     if (!kt_counts(experts) || experts == 0 || stack.rows % experts != 0) return false;
     one.rows = stack.rows / experts;
-    return kt_sound(stack);
+    return true;
 }
 
 const uint8_t *expert_of(const kt_matrix *stack, const kt_matrix &one, int64_t expert) {

@@ -41,6 +41,9 @@ int32_t Store::open(const kt_store_spec &spec) {
     if (memory_bytes > 0 && memory == nullptr) return KT_NO_MEMORY;
     io = kt_io_create(spec.mode, spec.direct, spec.depth, 0);
     if (io == nullptr) return KT_NO_MEMORY;
+    for (int32_t pool = 0; pool < spec.pools; pool++) {
+        kt_io_register(io, memory + pool_at[pool], pool_slot[pool] * spec.pool_slots[pool], pool_slot[pool]);
+    }
     counters.arena_bytes = memory_bytes;
     return KT_OK;
 }
@@ -138,6 +141,7 @@ void Store::drop() {
         state[r] = ABSENT;
         counters.resident_bytes -= pool_slot[records[r].pool];
     }
+    if (cycle != nullptr) kt_cycle_drop(cycle);
 }
 
 uint8_t *Store::slot(int64_t record) const {
