@@ -158,7 +158,7 @@ class FileReader:
     def __init__(self, stamps: Mapping[str, FileStamp] | None = None) -> None:
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._stamps = dict(stamps or {})
+        self.stamps: Mapping[str, FileStamp] = dict(stamps or {})
 
     def read(self, path: str, offset: int, view: memoryview) -> None:
         """Fill `view` from `offset` on.
@@ -194,7 +194,7 @@ class FileReader:
                 # A pipe that came in place of the file must not keep the reader waiting.
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
-                    _check_stamp(path, self._stamps.get(path), FileStamp.of(os.fstat(descriptor)))
+                    _check_stamp(path, self.stamps.get(path), FileStamp.of(os.fstat(descriptor)))
                 except IoError:
                     os.close(descriptor)
                     raise

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ktitan.errors import IoError
-from ktitan.formats import find_format
+from ktitan.formats import Span, find_format
 from ktitan.weights.files import FileReader, FileStamp
 
 __all__ = ["FileSource", "TensorInfo", "WeightSource"]
@@ -89,6 +89,15 @@ class FileSource(WeightSource):
         self.tensors = tensors
         self._files = FileReader(stamps)
 
+    @property
+    def stamps(self) -> Mapping[str, FileStamp]:
+        """Stamps of the files when their headers were read, by the names that `spans` uses."""
+        return self._files.stamps
+
+    def spans(self, info: TensorInfo, start: int, nbytes: int) -> tuple[Span, ...]:
+        """Where `nbytes` stored bytes of a tensor are, from `start` on; one after another they are those bytes."""
+        return (Span(info.file, info.offset + start, nbytes),)
+
     def read_bytes(self, info: TensorInfo, start: int, nbytes: int) -> np.ndarray:
         """`nbytes` stored bytes of a tensor from `start` on, as uint8 [nbytes]."""
         buffer = np.empty(nbytes, np.uint8)
@@ -147,7 +156,10 @@ class FileSource(WeightSource):
                 info.name,
                 "read within the tensor",
             )
-        self._files.read(info.file, info.offset + start, view)
+        done = 0
+        for span in self.spans(info, start, len(view)):
+            self._files.read(span.file, span.offset, view[done : done + span.nbytes])
+            done += span.nbytes
         if self.on_read is not None:
             self.on_read(len(view))
 
