@@ -100,3 +100,5 @@ KT_API int32_t kt_stream_rows(kt_store *store, const kt_extent *extents, int64_t
 
 // CRC-32C (Castagnoli) of `bytes` bytes, continuing `crc`; 0 at the start (RFC 3720, appendix B.4).
 KT_API uint32_t kt_crc32c(uint32_t crc, const void *data, int64_t bytes);
+// The same without the processor's instruction, for comparison.
+KT_API uint32_t kt_crc32c_tables(uint32_t crc, const void *data, int64_t bytes);

@@ -53,6 +53,8 @@ _SIGNATURES = {
     "kt_stream_experts": "ppiqpqpip",
     "kt_stream_linear": "pqqppiqpip",
     "kt_stream_rows": "ppqppqp",
+    "kt_crc32c": "ipq",
+    "kt_crc32c_tables": "ipq",
 }
 
 

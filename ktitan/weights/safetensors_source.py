@@ -78,22 +78,30 @@ def read_header(path: Path) -> Header:
         WeightError: there is no regular file.
         IoError: it cannot be opened or read.
     """
+    header, raw, stamp = checked_header(path)
+    header.pop("__metadata__", None)
+    return {name: _tensor(name, entry, str(path), len(raw)) for name, entry in header.items()}, stamp
+
+
+def checked_header(path: Path) -> tuple[dict[str, Any], bytes, FileStamp]:
+    """The header of one file as it stands there, all bytes before the data, and the file's stamp; raises as above."""
     stamp_of(path)  # the library would wait for ever at a pipe
     try:
         with open_regular(path) as file:
             stamp = FileStamp.of(os.fstat(file.fileno()))
-            length = int.from_bytes(file.read(8), "little")
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
             if MAX_HEADER_BYTES < length <= stamp.size:
                 message = f"its header takes {length} bytes, at most {MAX_HEADER_BYTES} are read"
                 raise FormatError(message, str(path), "save the model anew, in several files")
             with safe_open(path, "pt"):
-                header = json.loads(file.read(length), object_pairs_hook=_unique)
+                raw = first + file.read(length)
+                header: dict[str, Any] = json.loads(raw[8:], object_pairs_hook=_unique)
     except _KeyTwice as error:
         raise FormatError(f"{error} stands twice in the header", str(path), "copy or download it again") from error
     except SafetensorError as error:
         raise FormatError(f"not a valid safetensors file: {error}", str(path), "copy or download it again") from error
-    header.pop("__metadata__", None)
-    return {name: _tensor(name, entry, str(path), 8 + length) for name, entry in header.items()}, stamp
+    return header, raw, stamp
 
 
 class _KeyTwice(ValueError):
