@@ -29,6 +29,7 @@ from ktitan.weights.gguf_router import router_notes, set_routers
 from ktitan.weights.gguf_source import GgufSource
 from ktitan.weights.gguf_tokenizer import tokenizer_from_gguf
 from ktitan.weights.json_files import read_json
+from ktitan.weights.native_source import NativeSource
 from ktitan.weights.source import WeightSource
 
 __all__ = [
@@ -152,7 +153,7 @@ def choose_dtype(
         return DTYPES[asked]
     stored = getattr(config, "dtype", None)
     on_cpu = torch.device(device).type == "cpu"
-    if on_cpu and any(isinstance(source, GgufSource) and source.is_quantised for source in sources):
+    if on_cpu and any(isinstance(source, GgufSource | NativeSource) and source.is_quantised for source in sources):
         return torch.float32
     if isinstance(stored, torch.dtype):
         return torch.float32 if on_cpu and stored is torch.float16 else stored

@@ -97,7 +97,7 @@ def _open(files: ModelFiles, need_weights: bool) -> list[WeightSource]:
 
 def _names_weights(home: Path) -> bool:
     """Whether the folder holds weights, or an index that promises some: then something is wrong with them."""
-    return bool(names_in(home, ".safetensors", ".safetensors.index.json"))
+    return bool(names_in(home, ".safetensors", ".safetensors.index.json", ".ktitan.json"))
 
 
 def _read_remote(model: Fetched) -> GgufSource:

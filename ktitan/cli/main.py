@@ -8,6 +8,7 @@ import sys
 import typer
 
 from ktitan.bench.command import register as register_bench
+from ktitan.cli.convert import convert
 from ktitan.cli.list import list_cached
 from ktitan.cli.plan import plan
 from ktitan.cli.pull import pull
@@ -32,6 +33,7 @@ app.command("plan")(plan)
 app.command("pull")(pull)
 app.command("list")(list_cached)
 app.command("rm")(remove)
+app.command("convert")(convert)
 app.command("doctor")(doctor)
 app.command("verify")(verify)
 app.add_typer(rules, name="rules")

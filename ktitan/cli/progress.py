@@ -12,12 +12,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 __all__ = ["Steps"]
 
 SECONDS_BETWEEN_LINES = 10.0
+COUNTED_IN_BYTES = ("load", "convert", "check")
 
 
 class Steps:
     """Steps that follow one another, each with its share done, rate and time left.
 
-    Work whose name begins with "load" is counted in bytes, all else in tokens.
+    Work whose name begins with "load", "convert" or "check" is counted in bytes, all else in tokens.
     """
 
     def __init__(self) -> None:
@@ -64,9 +65,9 @@ class Steps:
 
 
 def _amount(name: str, count: float) -> str:
-    from ktitan.api import format_bytes
+    from ktitan.tiers import format_bytes
 
-    return format_bytes(count) if name.startswith("load") else f"{count:.0f} tokens"
+    return format_bytes(count) if name.startswith(COUNTED_IN_BYTES) else f"{count:.0f} tokens"
 
 
 def _rate(name: str, rate: float) -> str:

@@ -17,6 +17,7 @@ from ktitan.weights.gguf_names import gguf_bindings
 from ktitan.weights.gguf_source import GgufSource
 from ktitan.weights.hf_names import hf_bindings
 from ktitan.weights.live_source import LiveSource
+from ktitan.weights.native_source import NativeSource
 from ktitan.weights.source import WeightSource
 
 __all__ = ["WeightMap", "bind"]
@@ -94,6 +95,9 @@ def bind(model: nn.Module, sources: Sequence[WeightSource], choose: SourceChoice
 def _names_of(model: nn.Module, source: WeightSource) -> tuple[dict[str, Expression], list[str], list[Fault]]:
     if isinstance(source, LiveSource):
         return source.bindings(), [], []
+    if isinstance(source, NativeSource):
+        bindings, state = source.bindings(), model.state_dict()
+        return bindings, [name for name in bindings if name not in state], []
     if isinstance(source, GgufSource):
         return (*gguf_bindings(model, source), [])
     return hf_bindings(model, source)

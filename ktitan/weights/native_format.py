@@ -163,11 +163,11 @@ def index_text(index: Index) -> bytes:
 
 def stored_digest(text: bytes) -> tuple[str, str]:
     """The SHA-256 that an index states of itself ("" when it states none), and what it is."""
-    start = _DIGEST_START.encode()
-    stated = text[len(start) : len(start) + 64]
-    if not text.startswith(start) or len(stated) < 64:
+    first = len(_DIGEST_START)
+    if not text.startswith(_DIGEST_START.encode()):
         return "", digest(text)
-    return stated.decode("ascii", "replace"), digest(text.replace(stated, _NO_DIGEST.encode(), 1))
+    found = digest(text[:first] + _NO_DIGEST.encode() + text[first + len(_NO_DIGEST) :])
+    return text[first : first + len(_NO_DIGEST)].decode("ascii", "replace"), found
 
 
 def header_bytes(

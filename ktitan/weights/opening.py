@@ -11,6 +11,8 @@ from ktitan.errors import WeightError
 from ktitan.weights.files import is_file, is_folder, names_in, stamp_of
 from ktitan.weights.gguf_source import open_gguf
 from ktitan.weights.live_source import LiveSource
+from ktitan.weights.native_files import is_native
+from ktitan.weights.native_source import open_native
 from ktitan.weights.safetensors_source import INDEX_NAME, PICKLED, PICKLED_REMEDY, open_safetensors
 from ktitan.weights.source import WeightSource
 
@@ -42,17 +44,20 @@ def open_sources(weights: Weights, model: nn.Module) -> list[WeightSource]:
 
 
 def open_source(path: str | Path) -> WeightSource:
-    """Open one source: a `.gguf` file, a `.safetensors` file, or a folder of either.
+    """Open one source: a `.gguf` file, a `.safetensors` file, a folder of either, or a native model.
 
     Raises:
         WeightError: the path does not exist or holds no weights.
         FormatError: a file is broken.
+        UnsupportedError: a native model of another version or layout.
         IoError: a file or folder cannot be read.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise WeightError(f"{path!r} is not a path", "weights", "give a folder, a .safetensors or a .gguf file")
     path = Path(path)
     if is_folder(path):
+        if is_native(path):
+            return open_native(path)
         is_gguf = not _has_safetensors(path) and names_in(path, ".gguf")
         return open_gguf(path) if is_gguf else open_safetensors(path)
     stamp_of(path)
