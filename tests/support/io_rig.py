@@ -52,7 +52,7 @@ def in_child(task):
         try:
             task()
             status = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a child must not go on as a second test run
             traceback.print_exc()
         finally:
             sys.stderr.flush()

@@ -3,11 +3,12 @@
 import os
 
 import pytest
-from support.io_rig import MODES, loop_drive, made, random_ranges, read_all
 
 from ktitan.errors import IoError
 from ktitan.native.io import IoEngine
 from ktitan.weights.files import stamp_of
+
+from support.io_rig import MODES, loop_drive, made, random_ranges, read_all
 
 SIZE = (256 << 10) + 1234
 
@@ -55,7 +56,7 @@ def test_a_file_that_is_cut_fails_until_it_is_whole_again(native, file, tmp_path
 
 
 def test_a_file_that_is_rewritten_is_refused(native, file, mode):
-    path, data = file
+    path, _ = file
     stamp = stamp_of(path)
     with IoEngine(mode) as engine:
         number = engine.add(path, stamp)

@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.io_rig import MODES, made, random_ranges, read_all
 
 from ktitan.errors import IoError, UnsupportedError
 from ktitan.native.io import PAGE, IoEngine, huge_buffer, layout
+
+from support.io_rig import MODES, made, random_ranges, read_all
 
 PIECE = 64 << 10
 
@@ -50,7 +51,7 @@ def test_reads_give_the_files_bytes(native, file, mode, depth, direct):
         counters = engine.counters()
     assert counters["uring"] == (mode == "io_uring") and counters["files"] == 1
     assert counters["wanted_bytes"] == sum(size for _, _, size in ranges) <= counters["read_bytes"]
-    assert 0 < counters["busy_ns"] and 0 < counters["wait_ns"]
+    assert counters["busy_ns"] > 0 and counters["wait_ns"] > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
