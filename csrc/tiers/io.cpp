@@ -24,9 +24,8 @@ int32_t wrong(const kt_io *io, const kt_read *read) {
 }
 
 bool reserve(kt_io *io, const kt_read *reads, int64_t count) {
-    int64_t least = MOST_PIECE_BYTES, pieces = 0;
-    for (int32_t i = 0; i < io->drive_count; i++)
-        if (io->drives[i].piece_bytes < least) least = io->drives[i].piece_bytes;
+    const int64_t least = drive_least_piece(io);
+    int64_t pieces = 0;
     for (int64_t i = 0; i < count; i++)
         if (!wrong(io, &reads[i])) pieces += reads[i].bytes / least + 2;
     return io->requests.reserve(count) && io->pieces.reserve(pieces);
@@ -150,10 +149,12 @@ int64_t kt_io_reap(kt_io *io, kt_done *done, int64_t most, bool wait) {
     backend_pump(io, false);
     if (wait && !io->done_first && io->in_flight) {
         const int64_t start = monotonic_ns();
+        io->waiting = true;
         do {
             backend_pump(io, true);
             backend_collect(io);
         } while (!io->done_first && io->pending);
+        io->waiting = false;
         backend_pump(io, false);
         io->counters.wait_ns += monotonic_ns() - start;
     }

@@ -50,7 +50,7 @@ bool start_one(kt_io *io, Drive *drive) {
             drive->queue.put_back(piece);
             return false;
         }
-        drive->in_flight++;
+        drive_started(drive);
         return true;
     }
     return false;

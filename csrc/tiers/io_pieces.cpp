@@ -97,7 +97,7 @@ void piece_dropped(kt_io *io, Piece *piece) {
 void piece_done(kt_io *io, Piece *piece) {
     File *const file = &io->files[piece->file];
     const int64_t result = piece->result;
-    io->drives[file->drive].in_flight--;
+    drive_finished(io, &io->drives[file->drive], result);
     piece->in_flight = false;
     bool again = false;
     if (result < 0) {

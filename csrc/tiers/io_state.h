@@ -29,11 +29,22 @@ struct Piece : Transfer {
     bool blocking;  // by a thread of the kernel: it copies, or the kernel asked for another try
 };
 
+constexpr int32_t DRIVE_CHOICES = 4;
+
+// Which depth and length of reads suit a drive (io_drives.cpp).
+struct Trial {
+    int64_t bytes[DRIVE_CHOICES], ns[DRIVE_CHOICES];
+    int64_t span_start, span_bytes;
+    int32_t choice;
+    bool over;
+};
+
 // A file system: its files share a queue, so that one drive does not wait for another.
 struct Drive {
     uint64_t device;
     int64_t piece_bytes;
     TransferQueue queue;
+    Trial trial;
     int32_t depth;
     int32_t in_flight;
 };
@@ -65,6 +76,7 @@ struct kt_io {
     int32_t mode, depth;
     int64_t piece_bytes;
     bool direct;
+    bool waiting;  // what comes back now comes back at this moment
 
     Ring ring;
     Workers workers;
@@ -108,3 +120,6 @@ void backend_collect(kt_io *io);
 
 // io_drives.cpp: the drive of a device, made where it is new; -1 without memory.
 int32_t drive_of(kt_io *io, uint64_t device);
+int64_t drive_least_piece(const kt_io *io);
+void drive_started(Drive *drive);
+void drive_finished(kt_io *io, Drive *drive, int64_t bytes);  // or a negative errno

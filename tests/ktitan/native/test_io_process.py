@@ -65,7 +65,7 @@ def test_a_fork_has_a_ring_or_threads_of_its_own(native, file, mode):
 
 
 def test_a_fork_while_reads_are_under_way(native, file, mode):
-    """Another thread reads all the time; its lock is free in the child only between two calls, so those are forced apart."""
+    """Another thread reads all the time; a fork happens between two of its calls."""
     path, data = file
     with IoEngine(mode, piece_bytes=1 << 14) as engine:
         number = engine.add(path)

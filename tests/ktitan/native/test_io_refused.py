@@ -1,4 +1,4 @@
-"""What a system may refuse: io_uring, locked memory, descriptors, reads past the page cache. The bytes stay the same."""
+"""What a system may refuse: io_uring, locked memory, descriptors, O_DIRECT. The bytes stay the same."""
 
 import errno
 import logging
