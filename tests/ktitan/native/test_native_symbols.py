@@ -51,8 +51,8 @@ def test_a_unit_exports_its_table_alone(repository, tmp_path, unit):
 @needs("nm")
 def test_the_library_exports_its_interface_alone(native, repository):
     headers = [repository / "csrc/cpu/ktitan_cpu.h", *(repository / "csrc/tiers").glob("*.h")]
-    found = (re.findall(r"^KT_API [\w *]+?(kt_\w+)\(", header.read_text("utf-8"), re.M) for header in headers)
-    declared = {name for names in found for name in names}
+    text = "\n".join(header.read_text("utf-8") for header in headers)
+    declared = set(re.findall(r"^KT_API [\w *]+?(kt_\w+)\(", text, re.M))
     found = symbols(library.LIBRARY, "-D", "--defined-only")
     assert {name for _, name in found} == declared
     assert {kind for kind, _ in found} == {"T"}

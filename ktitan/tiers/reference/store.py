@@ -1,0 +1,141 @@
+"""The store without bytes: residency and cycle joined as csrc/tiers/store.cpp joins them, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from ktitan.tiers.reference.cycle import Cycle, CycleAnswer
+from ktitan.tiers.reference.residency import Answer, Residency
+
+__all__ = ["Counters", "ReferenceStore", "Wave"]
+
+
+@dataclass
+class Counters:
+    """What happened, by the names of `kt_store_counters`; `read_bytes` are whole slots."""
+
+    demands: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    waves: int = 0
+    read_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Records that are held at the same time, and their slots.
+
+    Attributes:
+        hits: those that were there, in the order of demand.
+        misses: those that are read, in the order of demand.
+        victims: those that made room, in the order in which they did.
+        slots: of hits and misses.
+    """
+
+    hits: tuple[int, ...]
+    misses: tuple[int, ...]
+    victims: tuple[int, ...]
+    slots: dict[int, int]
+
+
+class ReferenceStore:
+    """Records that come and go; reads take no time.
+
+    Args:
+        record_pool: the pool of each record; -1: a dense one, part of the cycle in the order of the records.
+        slot_bytes: bytes of each record's slot.
+        pool_slots: slots of each pool.
+        cycle_bytes: memory of the cycle.
+    """
+
+    def __init__(
+        self, record_pool: Sequence[int], slot_bytes: Sequence[int], pool_slots: Sequence[int], cycle_bytes: int = 0
+    ) -> None:
+        dense = [record for record, pool in enumerate(record_pool) if pool < 0]
+        pooled = [record for record, pool in enumerate(record_pool) if pool >= 0]
+        # Dense records and pooled ones are numbered on their own below.
+        self._number = {record: n for records in (dense, pooled) for n, record in enumerate(records)}
+        self._pooled, self._dense = pooled, dense
+        self._slot_bytes = tuple(slot_bytes)
+        self.residency = Residency(pool_slots, [record_pool[record] for record in pooled])
+        self.cycle = Cycle([slot_bytes[record] for record in dense], cycle_bytes)
+        self.counters = Counters()
+
+    def demand(self, records: Iterable[int], failing: Collection[int] = ()) -> list[Wave]:
+        """Use pooled records; one that is named many times is demanded once.
+
+        First every record that is there is held, then the others in order until their pool is full; what is left comes in
+        the next wave, when those held are released. A read of `failing` ends the call after its wave.
+        """
+        waves: list[Wave] = []
+        waiting = list(dict.fromkeys(records))
+        while waiting:
+            self.counters.waves += bool(waves)
+            wave = self._hold(waiting)
+            waves.append(wave)
+            if self._finish(wave, failing):
+                break
+            waiting = [record for record in waiting if record not in wave.slots]
+        return waves
+
+    def use(self, record: int) -> bool:
+        """Use a dense record, then read ahead as far as there is room. Was it there?"""
+        number = self._number[record]
+        answer, _ = self.cycle.demand(number)
+        hit = answer == CycleAnswer.HIT
+        if not hit:
+            self._read_dense(number)
+            self.cycle.demand(number)
+        self._count(hit)
+        self.cycle.release(number)
+        while (ahead := self.cycle.ahead()) is not None:
+            self._read_dense(ahead[0])
+        return hit
+
+    def _hold(self, waiting: Sequence[int]) -> Wave:
+        """Hold what is there of `waiting`, then what finds a slot."""
+        slots: dict[int, int] = {}
+        victims: list[int] = []
+        hits = [record for record in waiting if self.residency.has(self._number[record])]
+        for record in hits:
+            slots[record] = self.residency.acquire(self._number[record])[1]
+            self._count(True)
+        misses: list[int] = []
+        for record in waiting:
+            if record in slots:
+                continue
+            answer, slot, victim = self.residency.acquire(self._number[record])
+            if answer == Answer.FULL:
+                break
+            slots[record] = slot
+            misses.append(record)
+            self._count(False)
+            if victim >= 0:
+                self.counters.evictions += 1
+                victims.append(self._pooled[victim])
+        return Wave(tuple(hits), tuple(misses), tuple(victims), slots)
+
+    def _finish(self, wave: Wave, failing: Collection[int]) -> bool:
+        """The reads come back, everything is consumed and released. Did a read fail?"""
+        failed = [record for record in wave.misses if record in failing]
+        for record in wave.misses:
+            if record in failed:
+                self.residency.failed(self._number[record])
+            else:
+                self.residency.loaded(self._number[record])
+                self.counters.read_bytes += self._slot_bytes[record]
+        for record in wave.slots:
+            if record not in failed:
+                self.residency.release(self._number[record])
+        return bool(failed)
+
+    def _read_dense(self, number: int) -> None:
+        self.cycle.loaded(number)
+        self.counters.read_bytes += self._slot_bytes[self._dense[number]]
+
+    def _count(self, hit: bool) -> None:
+        self.counters.demands += 1
+        self.counters.hits += hit
+        self.counters.misses += not hit
