@@ -18,10 +18,10 @@ __all__ = ["NativeCycle", "NativeResidency", "NativeVram", "cycle_least"]
 
 _Ids = POINTER(c_int64)
 _COPY = ctypes.CFUNCTYPE(c_bool, c_void_p, c_int32, c_int64, c_int64)
-_KINDS = {"p": c_void_p, "q": c_int64, "i": c_int32, "?": c_bool, "o": _Ids, "n": None}
-# The answer, then the arguments: o an address of 64-bit numbers, n nothing, others as in `ktitan.native.library`.
+_KINDS = {"p": c_void_p, "q": c_int64, "i": c_int32, "?": c_bool, "o": _Ids, "w": POINTER(c_int32), "n": None}
+# The answer, then the arguments: o and w addresses of 64-bit and 32-bit numbers, n nothing, others as in `ktitan.native.library`.
 _SIGNATURES = {
-    "kt_residency_create": "poioq",
+    "kt_residency_create": "poiwq",
     "kt_residency_destroy": "np",
     "kt_residency_acquire": "ipqoo",
     "kt_residency_has": "?pq",
@@ -66,7 +66,6 @@ def _library() -> ctypes.CDLL:
         function = getattr(handle, name)
         function.restype = _KINDS[answer]
         function.argtypes = [_KINDS[letter] for letter in arguments]
-    handle.kt_residency_create.argtypes[3] = POINTER(c_int32)
     return handle
 
 

@@ -1,4 +1,4 @@
-"""Records that are used one after another, over and over: a part stays, a ring brings the others (csrc/tiers/cycle.h)."""
+"""Records that are used one after another, over and over: some stay, a ring brings the others (csrc/tiers/cycle.h)."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class ReferenceStore:
     def demand(self, records: Iterable[int], failing: Collection[int] = ()) -> list[Wave]:
         """Use pooled records; one that is named many times is demanded once.
 
-        First every record that is there is held, then the others in order until their pool is full; what is left comes in
-        the next wave, when those held are released. A read of `failing` ends the call after its wave.
+        First every record that is there is held, then the others in order until their pool is full; what is left comes
+        in the next wave, when those held are released. A read of `failing` ends the call after its wave.
         """
         waves: list[Wave] = []
         waiting = list(dict.fromkeys(records))
@@ -81,11 +81,14 @@ class ReferenceStore:
         return waves
 
     def use(self, record: int) -> bool:
-        """Use a dense record, then read ahead as far as there is room. Was it there?"""
+        """Use a dense record, then read ahead as far as there is room. Does it stay, and was there?
+
+        What passes through the ring is read at each use, however early, and so never a hit.
+        """
         number = self._number[record]
         answer, _ = self.cycle.demand(number)
-        hit = answer == CycleAnswer.HIT
-        if not hit:
+        hit = answer == CycleAnswer.HIT and number < self.cycle.pinned
+        if answer != CycleAnswer.HIT:
             self._read_dense(number)
             self.cycle.demand(number)
         self._count(hit)

@@ -1,0 +1,134 @@
+"""The store's decisions in C++ and in Python on the same random traces: answers, slots, victims and counters are equal."""
+
+import time
+
+import pytest
+from support.decision_traces import CycleTrace, ResidencyTrace
+from support.vram_trace import VramTrace
+
+from ktitan.native import native_reason
+from ktitan.native.decisions import NativeCycle, NativeResidency, NativeVram, cycle_least
+from ktitan.tiers.reference import Cycle, Residency, Vram
+
+TRACES = 1000
+
+needs_library = pytest.mark.skipif(native_reason() is not None, reason=f"native library {native_reason()}")
+
+
+def run_many(trace, *kinds, traces=TRACES):
+    """Fresh traces; a failure says which one."""
+    first = time.time_ns()
+    for seed in range(first, first + traces):
+        try:
+            trace(seed).run(*kinds)
+        except Exception as error:
+            error.add_note(f"{trace.__name__}({seed})") if hasattr(error, "add_note") else print(f"seed {seed}")
+            raise
+
+
+@needs_library
+def test_residency_in_both():
+    run_many(ResidencyTrace, Residency, NativeResidency)
+
+
+@needs_library
+def test_cycle_in_both():
+    run_many(CycleTrace, Cycle, NativeCycle)
+
+
+@needs_library
+def test_vram_in_both_and_each_records_bytes_are_right_wherever_they_are():
+    run_many(VramTrace, (Residency, Vram), (NativeResidency, NativeVram))
+
+
+class YoungestLeaves(Residency):
+    def _victim(self, pool):
+        return next(record for record in reversed(pool.there) if record not in pool.busy)
+
+
+class HeldLeaves(Residency):
+    def _victim(self, pool):
+        return next(iter(pool.there))
+
+
+@pytest.mark.parametrize("mutant", [YoungestLeaves, HeldLeaves])
+def test_wrong_residency_is_found_by_the_trace_alone(mutant):
+    with pytest.raises(AssertionError):
+        run_many(ResidencyTrace, mutant, traces=100)
+
+
+class OverReadsInFlight(Cycle):
+    def _place(self, record):
+        loading, self._loading = self._loading, set()
+        placed = super()._place(record)
+        self._loading = loading & {*self._ring, *range(self.pinned)}
+        return placed
+
+
+class OverTheHeldOne(Cycle):
+    def _place(self, record):
+        floor, self._floor = self._floor, self._stamps
+        placed = super()._place(record)
+        self._floor = floor
+        return placed
+
+
+class ForgetsToForget(Cycle):
+    def _forget(self, record):
+        self._ring.pop(record, None)
+        if record not in self._there:
+            super()._forget(record)
+
+
+@pytest.mark.parametrize("mutant", [OverReadsInFlight, OverTheHeldOne, ForgetsToForget])
+def test_a_wrong_cycle_is_found_by_the_trace_alone(mutant):
+    with pytest.raises((AssertionError, KeyError)):
+        run_many(CycleTrace, mutant, traces=100)
+
+
+class StaleTable(Vram):
+    def _leave(self, record):
+        slot = self._table[record]
+        left = super()._leave(record)
+        self._table[record] = slot
+        return left
+
+
+class SlotOfTheVictimAtOnce(Vram):
+    def _choose_victim(self, pool):
+        before = len(self._leaving)
+        super()._choose_victim(pool)
+        for record in self._leaving[before:]:
+            self._free[pool].append(self._slot[record])
+
+
+class NoCopyOut(Vram):
+    def _demote(self, record, pool):
+        if not self._ram.free(pool):
+            return False
+        self._ram.acquire(record)
+        self._ram.loaded(record)
+        self._ram.release(record)
+        return True
+
+
+class DropsTheOnlyCopy(Vram):
+    def _demote(self, record, pool):
+        return super()._demote(record, pool) or not self._ram.free(pool)
+
+
+@pytest.mark.parametrize("mutant", [StaleTable, SlotOfTheVictimAtOnce, NoCopyOut, DropsTheOnlyCopy])
+def test_a_wrong_tier_is_found_by_its_bytes(mutant):
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        run_many(VramTrace, (Residency, mutant), traces=300)
+
+
+class YoungestLeavesVram(Vram):
+    def _oldest(self, pool):
+        return next(reversed(self._visible[pool]))
+
+
+@needs_library
+def test_a_wrong_order_of_victims_is_found_by_comparing():
+    with pytest.raises(AssertionError):
+        run_many(VramTrace, (Residency, YoungestLeavesVram), (NativeResidency, NativeVram), traces=100)

@@ -1,0 +1,187 @@
+"""Random traces through the store's decisions: the same through several implementations, each answer checked.
+
+What a trace knows by itself (who holds what, which bytes are where) finds wrong decisions without a second implementation.
+"""
+
+import random
+from collections import Counter
+
+PAGE = 4096
+HIT, MISS, LOADING, FULL = range(4)
+C_HIT, C_LOADING, C_MISS, C_BUSY = range(4)
+
+
+class Together:
+    """Calls every implementation and answers what all of them answer."""
+
+    def __init__(self, *implementations):
+        self.all = implementations
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            answers = [getattr(one, name)(*arguments) for one in self.all]
+            assert all(answer == answers[0] for answer in answers), (name, arguments, answers)
+            return answers[0]
+
+        return call
+
+
+class ResidencyTrace:
+    """`run(Residency, NativeResidency, ...)`."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        pools = self.random.randint(1, 3)
+        self.slots = [self.random.randint(1, 8) for _ in range(pools)]
+        records = self.random.randint(1, 40)
+        self.pool = [self.random.randrange(pools) for _ in range(records)]
+        self.holds, self.loading, self.there, self.acquired = Counter(), set(), {}, {}
+
+    def run(self, *kinds, steps=80):
+        self.both = Together(*(kind(self.slots, self.pool) for kind in kinds))
+        for self.now in range(steps):
+            step = self.random.choices([self.acquire, self.come_back, self.release, self.evict], [8, 4, 7, 1])[0]
+            step()
+            self.check()
+
+    def check(self):
+        assert self.both.count() == len(self.there)
+        record = self.random.randrange(len(self.pool))
+        assert self.both.slot(record) == self.there.get(record, -1)
+        assert self.both.has(record) == (record in self.there)
+        pool = self.random.randrange(len(self.slots))
+        assert self.both.free(pool) == self.slots[pool] - sum(self.pool[r] == pool for r in self.there)
+
+    def may_leave(self, pool):
+        return [r for r in self.there if self.pool[r] == pool and not self.holds[r] and r not in self.loading]
+
+    def acquire(self):
+        record = self.random.randrange(len(self.pool))
+        pool, slots = self.pool[record], self.slots[self.pool[record]]
+        oldest = min(self.may_leave(pool), key=self.acquired.__getitem__, default=-1)
+        full = sum(self.pool[r] == pool for r in self.there) == slots
+        answer, slot, victim = self.both.acquire(record)
+        if record in self.there:
+            assert (answer, slot, victim) == (LOADING if record in self.loading else HIT, self.there[record], -1)
+        elif full and oldest < 0:
+            assert (answer, slot, victim) == (FULL, -1, -1)
+            return
+        else:
+            assert answer == MISS and victim == (oldest if full else -1)
+            self.there.pop(victim, None)
+            assert 0 <= slot < slots and slot not in [s for r, s in self.there.items() if self.pool[r] == pool]
+            self.loading.add(record)
+        self.there[record], self.acquired[record] = slot, self.now
+        self.holds[record] += 1
+
+    def come_back(self):
+        if not self.loading:
+            return
+        record = self.random.choice(sorted(self.loading))
+        self.loading.remove(record)
+        if self.random.random() < 0.8:
+            self.both.loaded(record)
+        else:
+            self.both.failed(record)
+            self.holds[record] = 0
+            del self.there[record]
+
+    def release(self):
+        held = sorted(record for record in +self.holds)
+        if held:
+            record = self.random.choice(held)
+            self.holds[record] -= 1
+            self.both.release(record)
+
+    def evict(self):
+        record = self.random.randrange(len(self.pool))
+        able = record in self.may_leave(self.pool[record])
+        assert self.both.evict(record) == able
+        if able:
+            del self.there[record]
+
+
+class CycleTrace:
+    """`run(Cycle, NativeCycle, ...)`: each page of the memory knows whose bytes it has."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        records = self.random.randint(1, 20)
+        most = self.random.choice([1, 3, 12])
+        self.sizes = [PAGE * self.random.randint(1, most) for _ in range(records)]
+        pairs = [a + b for a, b in zip(self.sizes, self.sizes[1:] + self.sizes[:1], strict=True)]
+        self.least = max(pairs) if records > 1 else self.sizes[0]
+        self.capacity = self.least + PAGE * self.random.randint(0, max(0, (sum(self.sizes) - self.least) // PAGE) + 1)
+        self.order = list(range(records))
+        self.pages, self.flight, self.at = {}, {}, -1
+        self.noise = self.random.choice([0, 0.05, 0.5])
+        self.fails = self.random.choice([0, 0, 0.2])
+
+    def run(self, *kinds, steps=60):
+        self.both = Together(*(kind(self.sizes, self.capacity) for kind in kinds))
+        self.memory = self.capacity
+        for one in self.both.all:
+            assert (one.pinned, one.ring_bytes) == (self.both.all[0].pinned, self.both.all[0].ring_bytes)
+            assert sum(self.sizes[: one.pinned]) + one.ring_bytes <= self.capacity
+        for _ in range(steps):
+            if self.random.random() < self.noise * 0.2:
+                self.random.shuffle(self.order)
+            if self.random.random() < self.noise * 0.2:
+                self.both.drop()
+            self.read_ahead()
+            self.use(self.choose())
+
+    def choose(self):
+        jump = self.random.random() < self.noise
+        self.at = self.random.randrange(len(self.order)) if jump else (self.at + 1) % len(self.order)
+        return self.order[self.at]
+
+    def span(self, record, at):
+        assert at % PAGE == 0 and 0 <= at and at + self.sizes[record] <= self.memory, (record, at)
+        return range(at // PAGE, (at + self.sizes[record]) // PAGE)
+
+    def begin_read(self, record, at, held=None):
+        span = self.span(record, at)
+        assert record not in self.flight
+        busy = {page for pages in self.flight.values() for page in pages} | set(held or ())
+        assert not busy & set(span), "a read goes over bytes in use"
+        self.flight[record] = span
+        for page in span:
+            self.pages[page] = None
+
+    def end_read(self):
+        record = self.random.choice(sorted(self.flight))
+        span = self.flight.pop(record)
+        if self.random.random() < self.fails:
+            self.both.failed(record)
+            return
+        for page in span:
+            self.pages[page] = record
+        self.both.loaded(record)
+
+    def read_ahead(self, held=None):
+        while self.random.random() < 0.8 and (found := self.both.ahead()) is not None:
+            self.begin_read(*found, held)
+        while self.flight and self.random.random() < 0.4:
+            self.end_read()
+
+    def use(self, record):
+        for _ in range(1000):
+            answer, at = self.both.demand(record)
+            if answer == C_HIT:
+                break
+            if answer == C_MISS:
+                self.begin_read(record, at)
+            assert self.flight, "nothing is on its way, so nothing will change"
+            assert answer != C_LOADING or record in self.flight
+            if self.random.random() < 0.02:
+                return  # the request ends here
+            self.end_read()
+            if self.random.random() < 0.5:
+                self.read_ahead()
+        assert answer == C_HIT
+        span = self.span(record, at)
+        assert {self.pages[page] for page in span} == {record}, "the bytes of another record"
+        self.read_ahead(span)
+        assert {self.pages[page] for page in span} == {record}
+        self.both.release(record)
