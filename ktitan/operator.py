@@ -15,11 +15,18 @@ import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError
-from ktitan.formats import StoredLayout
+from ktitan.formats import StoredLayout, StoredRows
 from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
 
-__all__ = ["MemoryNeed", "ModuleWeights", "Operator", "OperatorConfig", "OperatorContext"]
+__all__ = ["MemoryNeed", "ModuleWeights", "Operator", "OperatorConfig", "OperatorContext", "StreamNeed"]
+
+# (tensor, first row, rows, entry) -> where they lie in files, as `ModuleWeights.stored_rows`.
+RowFinder = Callable[[str, int, int, "int | None"], "StoredRows | None"]
+
+
+def _in_no_file(name: str, first: int, count: int, entry: int | None = None) -> StoredRows | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class OperatorContext:
         layouts: for each matrix (or stack of matrices) whose rows are stored whole, how; operators that keep weights
             packed go by it.
         hardware: the machine.
+        stored_rows: where rows lie in files, as `ModuleWeights.stored_rows`; streamed operators go by it.
     """
 
     path: str
@@ -51,15 +59,37 @@ class OperatorContext:
     hardware: Hardware
     formats: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layouts: Mapping[str, StoredLayout] = field(default_factory=dict)
+    stored_rows: RowFinder = _in_no_file
+
+
+@dataclass(frozen=True)
+class StreamNeed:
+    """What an operator leaves in files, and the places in RAM that it is computed from.
+
+    Attributes:
+        stored_bytes: of the weights, in the files.
+        expert_slots: bytes of the place of each record of which a token needs a few.
+        dense_slots: those of records that every token needs.
+        row_bytes: of a row of each table that is read row by row.
+    """
+
+    stored_bytes: int
+    expert_slots: tuple[int, ...] = ()
+    dense_slots: tuple[int, ...] = ()
+    row_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What an operator will hold once loaded: `resident_bytes` in its tier, in `format`, computed by `kernel`."""
+    """What an operator will hold once loaded: `resident_bytes` in `format`, computed by `kernel`.
+
+    The bytes are in the operator's tier; those of one that streams (`stream` is given) are in RAM.
+    """
 
     resident_bytes: int
     format: str
     kernel: str
+    stream: StreamNeed | None = None
 
 
 T = TypeVar("T")
@@ -67,7 +97,13 @@ OperatorT = TypeVar("OperatorT", bound="Operator")
 
 
 class ModuleWeights(Protocol):
-    """The tensors of one module, by the stock parameter and buffer names relative to it."""
+    """The tensors of one module, by the stock parameter and buffer names relative to it.
+
+    Attributes:
+        store: the `ktitan.tiers.store.TierStore` of the model, or None where nothing is streamed.
+    """
+
+    store: Any
 
     def names(self) -> list[str]:
         """The names that a source fills, in the stock module's order."""
@@ -106,9 +142,15 @@ class ModuleWeights(Protocol):
             IoError: the source could not be read.
         """
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` returns, or what it returned for the same stored tensor before: tied modules and the operators
-        of two phases hold one packed matrix together.
+    def stored_rows(self, name: str, first: int, count: int, entry: int | None = None) -> StoredRows | None:
+        """Where rows of `name` lie in files; arguments as in `read_rows`.
+
+        None when they are not in files (a live model holds them), have several formats or lie among others' rows.
+        """
+
+    def once(self, name: str, make: Callable[[], T], kind: str = "") -> T:
+        """What `make` returns, or what it returned for the same stored tensor and `kind` before: tied modules and the
+        operators of two phases hold one packed matrix together.
         """
 
 
@@ -121,12 +163,14 @@ class Operator(nn.Module):
         keeps_children: the stock children stay below this operator under their own names, rules apply to them and they
             are loaded on their own; `load` then gets only the module's direct parameters and buffers.
         homes: tiers that its weights may live in besides that of its device ("vram" of a GPU, "ram" of the CPU).
+        streams: its weights stay in files: they live in the first of `homes`, and nowhere else.
     """
 
     operator_name: ClassVar[str] = ""
     Config: ClassVar[type[OperatorConfig]] = OperatorConfig
     keeps_children: ClassVar[bool] = False
     homes: ClassVar[tuple[str, ...]] = ()
+    streams: ClassVar[bool] = False
 
     @classmethod
     def supports(cls, context: OperatorContext, config: Any) -> str | None:

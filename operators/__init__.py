@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from ktitan.operators.attention.torch import TorchAttention
 from ktitan.operators.embedding.cpu import CpuEmbedding
+from ktitan.operators.embedding.streamed import StreamedEmbedding
 from ktitan.operators.embedding.torch import TorchEmbedding
 from ktitan.operators.experts.cpu import CpuExperts
+from ktitan.operators.experts.streamed import StreamedExperts
 from ktitan.operators.experts.torch import TorchExperts
 from ktitan.operators.linear.cpu import CpuLinear
+from ktitan.operators.linear.streamed import StreamedLinear
 from ktitan.operators.linear.torch import TorchLinear
 from ktitan.operators.norm import TorchNorm
 
@@ -15,6 +18,9 @@ __all__ = [
     "CpuEmbedding",
     "CpuExperts",
     "CpuLinear",
+    "StreamedEmbedding",
+    "StreamedExperts",
+    "StreamedLinear",
     "TorchAttention",
     "TorchEmbedding",
     "TorchExperts",

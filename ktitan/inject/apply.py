@@ -18,6 +18,7 @@ from ktitan.inject.lora import adapt
 from ktitan.inject.materialize import fill_module, fill_temporary_buffers, stock_dtypes
 from ktitan.inject.phases import PhaseDevices, Phases, PhaseSwitch
 from ktitan.inject.refusals import refuse_methods
+from ktitan.inject.streaming import make_store, open_store, read_bytes
 from ktitan.operator import Operator
 from ktitan.plan.rows import Choice, Decision, Plan
 from ktitan.weights.binding import WeightMap
@@ -104,6 +105,9 @@ class _Application:
         self.phases = Phases()
         self.switches = 0
         self.packed: dict[Hashable, Any] = {}
+        self.store = make_store(plan)
+        if self.store is not None:
+            journal.on_roll_back(self.store.close)
         self._meter(progress)
 
     def carry_out(self, keep_original: bool) -> Handle:
@@ -119,15 +123,16 @@ class _Application:
             self._load(replacement)
         self._tie()
         self._finish()
+        if self.store is not None:
+            open_store(self.store, self.plan, self.weights)
         self._check()
         if self.plan.adapter is not None:
             adapt(self.model, self.plan.adapter, self.journal)
         refuse_methods(self.model, self.journal)
         if live:
             self._release(replacements, keep_original)
-        handle = Handle(
-            self.model, self.plan, self.journal, [(r.decision.path, r.stock) for r in replacements], originals
-        )
+        replaced = [(replacement.decision.path, replacement.stock) for replacement in replacements]
+        handle = Handle(self.model, self.plan, self.journal, replaced, originals, self.store)
         self.journal.set_attribute(self.model, HANDLE_NAME, handle)
         return handle
 
@@ -168,7 +173,7 @@ class _Application:
             operator.load(view)
 
     def _view(self, path: str, dtypes: dict[str, torch.dtype]) -> BoundWeights:
-        return BoundWeights(self.weights, path, dtypes, self._resident, self.packed)
+        return BoundWeights(self.weights, path, dtypes, self._resident, self.packed, self.store)
 
     def _resident(self, name: str) -> torch.Tensor | None:
         """A tensor of the injected model by its stock name, when it is loaded."""
@@ -225,7 +230,7 @@ class _Application:
                 operator.self_check()
 
     def _meter(self, progress: Progress | None) -> None:
-        total = sum(expression.stored_bytes for expression in self.weights.bindings.values())
+        total = read_bytes(self.plan, self.weights)
         done = 0
 
         def count(size: int) -> None:

@@ -15,6 +15,7 @@ from ktitan.inject.materialize import stock_dtypes
 from ktitan.operator import Operator
 from ktitan.plan.rows import Plan
 from ktitan.tiers import parse_budget
+from ktitan.tiers.store import TierStore
 from ktitan.weights.module_weights import BoundWeights
 
 __all__ = ["Handle"]
@@ -34,7 +35,9 @@ class Handle:
         journal: Journal,
         replaced: list[tuple[str, nn.Module]],
         originals: dict[str, torch.Tensor] | None,
+        store: TierStore | None = None,
     ) -> None:
+        self._store = store
         self.plan = plan
         self._model = model
         self._journal: Journal | None = journal
@@ -44,7 +47,10 @@ class Handle:
         self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
 
     def stats(self) -> dict[str, Any]:
-        """Bytes that the model holds now, by tier: its real tensors and packed weights, each storage once."""
+        """Bytes that the model holds now, by tier: real tensors and packed weights, each once, and the store's memory.
+
+        "store" has the counters of streamed weights; None where nothing is streamed, or not any more.
+        """
         held: dict[str, int] = {}
         seen: set[int] = set()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
@@ -59,14 +65,24 @@ class Handle:
             held["ram"] = held.get("ram", 0) + size
         for tier, size in adapter_bytes(self._model).items():
             held[tier] = held.get(tier, 0) + size
-        return {"resident_bytes": held, "planned_bytes": self.plan.totals, "limits": self.plan.limits}
+        store = None if self._store is None else self._store.stats()
+        if store is not None:
+            held["ram"] = held.get("ram", 0) + int(store["arena_bytes"])
+        return {
+            "resident_bytes": held,
+            "planned_bytes": self.plan.totals,
+            "limits": self.plan.limits,
+            "store": store,
+        }
 
     @property
     def kv_budget_bytes(self) -> int | None:
         """Bytes that the KV cache may grow to: what the limits of its tiers leave beside weights and workspace.
 
-        None where no limit is known.
+        None where no limit is known. Where weights are streamed, their cache has taken what was left: what was planned.
         """
+        if self.plan.cache is not None:
+            return sum(uses["kv"] for uses in self.plan.parts.values())
         tiers = [tier for tier, uses in self.plan.parts.items() if uses["kv"] and tier in self.plan.limits]
         if not tiers:
             return None
@@ -116,6 +132,7 @@ class Handle:
         stock_tensors = {path: self._tensors(path, stock) for path, stock in self._replaced}
         kept = self._loaded_state()
         journal.roll_back()
+        self._store = None
         for path, stock in self._replaced:
             _set_tensors(stock, stock_tensors[path])
         for table, name, tensor in kept:
@@ -152,6 +169,8 @@ class Handle:
             rows=plan.rows,
             hops=plan.hops,
             parts=plan.parts,
+            streams=plan.streams,
+            cache=plan.cache,
             limits=plan.limits,
             budget=plan.budget,
             context_tokens=plan.context_tokens,
@@ -159,6 +178,7 @@ class Handle:
             notes=plan.notes,
         )
         left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None, "_left": {}}
+        left_out["_store"] = None
         return {**self.__dict__, **left_out}
 
     def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:

@@ -58,6 +58,10 @@ class Journal:
 
         self._undo.append(restore)
 
+    def on_roll_back(self, act: Callable[[], Any]) -> None:
+        """Remember what else is to be done when changes are taken back, in its turn."""
+        self._undo.append(act)
+
     def add_hook(self, handle: torch.utils.hooks.RemovableHandle) -> None:
         """Remember a hook that was registered."""
         self._undo.append(handle.remove)

@@ -36,7 +36,8 @@ def add_adapter(plan: Plan, model: nn.Module, adapter: Adapter) -> None:
         elif path in rows:
             row = plan.rows[rows[path]]
             note = "; ".join(filter(None, (row.notes, f"LoRA of rank {pair.rank}")))
-            plan.rows[rows[path]] = replace(row, bytes=row.bytes + pair.held_bytes, notes=note)
+            held = "bytes" if row.tier != "nvme" else "resident_bytes"
+            plan.rows[rows[path]] = replace(row, notes=note, **{held: getattr(row, held) + pair.held_bytes})
     plan.add_problem(WeightError, _folded(faults))
     made_for = f", made for {adapter.base}" if adapter.base else ""
     plan.notes.append(f"LoRA adapter {adapter.path}: {len(adapter.pairs)} modules{made_for}")

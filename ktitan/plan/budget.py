@@ -9,6 +9,7 @@ from torch import nn
 
 from ktitan.errors import BudgetError, Fault
 from ktitan.hardware import Hardware
+from ktitan.plan.cache import add_cache, cache_hint
 from ktitan.plan.devices import device_tier
 from ktitan.plan.kv import context_length, kv_token_bytes, workspace_bytes
 from ktitan.plan.rows import Plan
@@ -39,6 +40,8 @@ def add_budget(
     parts: dict[str, dict[str, int]] = {}
     for row in plan.rows:
         parts.setdefault(row.tier, {"weights": 0, "kv": 0, "workspace": 0})["weights"] += row.bytes
+        if row.resident_bytes:
+            parts.setdefault("ram", {"weights": 0, "kv": 0, "workspace": 0})["weights"] += row.resident_bytes
     for tier, uses in plan.parts.items():
         parts.setdefault(tier, {"weights": 0, "kv": 0, "workspace": 0}).update(uses)
     per_token = kv_token_bytes(model, dtype)
@@ -49,6 +52,8 @@ def add_budget(
         uses = parts.setdefault(tier, {"weights": 0, "kv": 0, "workspace": 0})
         uses["kv"] += int((per_token or 0) * plan.context_tokens * share)
         uses["workspace"] += workspace_bytes(model, dtype)
+    if plan.streams:
+        add_cache(plan, parts.setdefault("ram", {"weights": 0, "kv": 0, "workspace": 0}), _limit(plan, "ram", hardware))
     plan.parts = {tier: parts[tier] for tier in TIERS if tier in parts}
     plan.limits = {tier: limit for tier in plan.parts if (limit := _limit(plan, tier, hardware)) is not None}
     faults = [_too_small(plan, tier, limit) for tier, limit in plan.limits.items() if plan.totals[tier] > limit]
@@ -94,4 +99,5 @@ def _too_small(plan: Plan, tier: str, limit: int) -> Fault:
     uses = ", ".join(f"{use} {format_bytes(size)}" for use, size in plan.parts[tier].items())
     source = "the budget" if plan.budget.limit(tier) is not None else "this machine"
     message = f"{tier}: needs {format_bytes(plan.totals[tier])} ({uses}), {source} allows {format_bytes(limit)}"
-    return Fault(message, plan.origin, "raise the budget, shorten the context, or move modules to another tier")
+    remedy = "raise the budget, shorten the context, or move modules to another tier"
+    return Fault(message + (cache_hint(plan) if tier == "ram" else ""), plan.origin, remedy)

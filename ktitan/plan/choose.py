@@ -18,9 +18,12 @@ from ktitan.plan.rows import Choice
 from ktitan.registry import nearest, operators
 from ktitan.rules import KEEP, PLACEMENT_KEYS, Replace, Rule
 from ktitan.weights.expression import Expression
-from ktitan.weights.rows import module_layouts
+from ktitan.weights.rows import module_layouts, module_rows
 
 __all__ = ["Chooser", "prefill_replace"]
+
+# The second part of the names of operators whose weights live in a tier.
+_RESIDENT = {"ram": "cpu"}
 
 
 class Chooser:
@@ -46,12 +49,17 @@ class Chooser:
 
     def choose(self, replace: Replace, path: str, module: nn.Module, placement: Mapping[str, str]) -> Choice | None:
         """The choice for `module`: the first operator of the rule that supports it. None after noting why not."""
-        context = self._context(path, module, placement)
+        base = self._context(path, module, placement)
         reasons: list[str] = []
         for name in replace.operators:
             operator = self._operator(name, replace)
             config = None if operator is None else self._config(operator, replace)
-            if operator is None or config is None or not self._home_is_legal(operator, context, replace, placement):
+            if operator is None or config is None:
+                return None
+            context = base
+            if operator.streams and "home" not in placement:
+                context = dataclasses.replace(base, tier=operator.homes[0])
+            if not self._home_is_legal(operator, context, replace, placement):
                 return None
             reason = operator.supports(context, config)
             if reason is None:
@@ -69,8 +77,8 @@ class Chooser:
         tier = placement.get("home", device_tier(device))
         stored = self.stored.get(path, {})
         formats = {name: expression.formats for name, expression in stored.items()}
-        layouts = module_layouts(stored)
-        return OperatorContext(path, module, device, tier, self.dtype, self.hardware, formats, layouts)
+        layouts, rows = module_layouts(stored), module_rows(stored)
+        return OperatorContext(path, module, device, tier, self.dtype, self.hardware, formats, layouts, rows)
 
     def check_names(self, rule: Rule) -> None:
         """Note a rule's unknown operators and kwargs, whether or not it hits a module."""
@@ -164,11 +172,17 @@ class Chooser:
             where = str(replace.kwarg_location("tier"))
             self._note(where, message, "remove it: nothing moves between tiers in this version", context.path)
             return False
-        if context.tier == own or context.tier in operator.homes:
+        if context.tier in operator.homes or (context.tier == own and not operator.streams):
             return True
-        able = [name for name in operators.names() if context.tier in operators.get(name).homes]
         where = str(replace.kwarg_location("home"))
-        remedy = f"use one of {', '.join(able)}" if able else f"no operator of this version can; set home: {own}"
+        kind = operator.operator_name.partition(".")[0]
+        if operator.streams and context.tier == own:
+            message = f"{operator.operator_name} streams its weights from files, so they cannot live in {own}"
+            self._note(where, message, f"leave home out, or use {kind}.{_RESIDENT.get(own, 'torch')}", context.path)
+            return False
+        able = [name for name in operators.names() if context.tier in operators.get(name).homes]
+        able = [name for name in able if name.startswith(f"{kind}.")]
+        remedy = f"use one of {', '.join(able)}" if able else f"no {kind} operator of this version can; set home: {own}"
         message = f"{operator.operator_name} on {context.device} cannot keep its weights in {context.tier}"
         self._note(where, message, remedy, context.path)
         return False

@@ -57,7 +57,7 @@ def _fold_segment(rows: Sequence[FoldedRow], segment: int) -> list[FoldedRow]:
         parts = folded.path.split(".")
         if segment < len(parts) and parts[segment].isdigit():
             parts[segment] = "#"
-            decision = replace(folded.row, path=".".join(parts), module="", bytes=0)
+            decision = replace(folded.row, path=".".join(parts), module="", bytes=0, resident_bytes=0)
             groups.setdefault(decision, []).append(folded)
         else:
             groups[index] = [folded]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from ktitan.errors import Fault, HardwareError, RuleError, WeightError
 from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
-from ktitan.operator import MemoryNeed
+from ktitan.operator import MemoryNeed, StreamNeed
 from ktitan.plan.adapter import add_adapter
 from ktitan.plan.budget import add_budget
 from ktitan.plan.choose import Chooser, prefill_replace
@@ -27,8 +27,9 @@ from ktitan.plan.mismatch import (
     unknown_sources,
 )
 from ktitan.plan.rows import Choice, Decision, Plan, PlanRow
+from ktitan.plan.streamed import HOME, streamed_visit
 from ktitan.plan.visit import Visit, placed, visit_modules
-from ktitan.rules import Location, RuleSet, packaged_folder
+from ktitan.rules import KEEP, Location, RuleSet, packaged_folder
 from ktitan.tiers import UNLIMITED, Budget
 from ktitan.weights.adapter import Adapter
 from ktitan.weights.binding import WeightMap, bind
@@ -126,7 +127,8 @@ def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
     stock_again: set[str] = set()  # what an operator refused under lenient rules, with all that it would have taken
     for rule in inputs.rules.rules:
         chooser.check_names(rule)
-    for visit in visits:
+    by_path = {visit.path: visit for visit in visits}
+    for visit in (streamed_visit(visit, by_path) for visit in visits):
         if visit.covered_by and visit.covered_by not in stock_again:
             continue
         replaced = visit.rule is not None and visit.rule.replace.operator != "keep"
@@ -137,6 +139,7 @@ def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
         if decision is not None:
             plan.decisions.append(decision)
             plan.rows.append(_replaced_row(inputs, visit, decision))
+            plan.streams += _streams(decision)
         elif not replaced and _own_tensors(visit.module):
             _check_kept_home(plan, visit)
             plan.devices[visit.path] = torch.device(visit.placement["device"])
@@ -145,7 +148,7 @@ def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
             plan.devices[visit.path] = torch.device(visit.placement["device"])  # rotary tables and the like
     _count_tied_once(plan, inputs)
     plan.add_problem(RuleError, chooser.faults())
-    plan.notes += chooser.refusals()
+    plan.notes += [*chooser.refusals(), *_unstreamed(plan, by_path)]
 
 
 def _count_tied_once(plan: Plan, inputs: _Inputs) -> None:
@@ -157,7 +160,9 @@ def _count_tied_once(plan: Plan, inputs: _Inputs) -> None:
             continue
         row, partner = plan.rows[index[here]], plan.rows[index[there]]
         if (row.format, row.device, row.tier) == (partner.format, partner.device, partner.tier):
-            plan.rows[index[here]] = _changed(row, 0, "; ".join(filter(None, (f"tied to {there}", row.notes))))
+            plan.rows[index[here]] = replace(
+                row, bytes=0, notes="; ".join(filter(None, (f"tied to {there}", row.notes)))
+            )
 
 
 def _decision(chooser: Chooser, visit: Visit) -> Decision | None:
@@ -215,21 +220,38 @@ def _replaced_row(inputs: _Inputs, visit: Visit, decision: Decision) -> PlanRow:
     row = _row(
         inputs, visit, choice.operator.operator_name, need, choice.context.device, not choice.operator.keeps_children
     )
+    row = replace(row, tier=choice.context.tier)
     if row.notes:  # the weights are not held as they are stored: say why an operator that would is not it
-        row = _changed(row, row.bytes, "; ".join((row.notes, *choice.refused)))
+        row = replace(row, notes="; ".join((row.notes, *choice.refused)))
     if prefill is None:
         return row
     extra = prefill.operator.memory(prefill.context, prefill.config)
     note = f"prefill: {prefill.operator.operator_name} on {prefill.context.device}"
-    shared = prefill.context.device == choice.context.device and extra.format == need.format
-    size = row.bytes if shared else row.bytes + extra.resident_bytes
-    return _changed(row, size, "; ".join(filter(None, (row.notes, note))))
+    row = replace(row, notes="; ".join(filter(None, (row.notes, note))))
+    same_place = (prefill.context.device, prefill.context.tier) == (choice.context.device, choice.context.tier)
+    if same_place and extra.format == need.format:
+        return row
+    if need.stream is not None:
+        return replace(row, resident_bytes=row.resident_bytes + extra.resident_bytes)
+    return replace(row, bytes=row.bytes + extra.resident_bytes)
 
 
-def _changed(row: PlanRow, size: int, notes: str) -> PlanRow:
-    return PlanRow(
-        row.path, row.module, row.rule, row.operator, row.format, row.tier, row.device, size, row.kernel, notes
-    )
+def _streams(decision: Decision) -> list[StreamNeed]:
+    """What the operators of a module stream; those of two phases share one entry in the store."""
+    for choice in (decision.choice, decision.prefill):
+        stream = None if choice is None else choice.operator.memory(choice.context, choice.config).stream
+        if stream is not None:
+            return [stream]
+    return []
+
+
+def _unstreamed(plan: Plan, visits: Mapping[str, Visit]) -> list[str]:
+    """A remark on kept modules that inherit a home on the drive and have nothing that could be streamed."""
+    left = [row.path for row in plan.rows if row.operator == KEEP and visits[row.path].placement.get("home") == HOME]
+    if not left:
+        return []
+    more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+    return [f"home: {HOME} leaves {left[0]}{more} where they compute: only linear layers and embeddings are streamed"]
 
 
 def _row(
@@ -239,19 +261,20 @@ def _row(
     stored = _stored_formats(inputs.weights, visit, recurse)
     notes = [f"stored {stored}"] if stored and stored != need.format else []
     rule = _short(visit.rule.location) if visit.rule is not None else ""
-    tier = visit.placement.get("home", device_tier(device))
     kind = type(visit.module).__name__
+    stream = need.stream
     return PlanRow(
         visit.path,
         kind,
         rule,
         operator,
         need.format,
-        tier,
+        device_tier(device),
         str(device),
-        need.resident_bytes,
+        need.resident_bytes if stream is None else stream.stored_bytes,
         need.kernel,
         "; ".join(notes),
+        0 if stream is None else need.resident_bytes,
     )
 
 
@@ -288,9 +311,8 @@ def _check_kept_home(plan: Plan, visit: Visit) -> None:
         return
     where = str(visit.rule.location)
     message = f"a kept {type(visit.module).__name__} on {device} cannot keep its weights in {home} (at {visit.path})"
-    plan.add_problem(
-        RuleError, [Fault(message, where, f"streaming is not in this version; set home: {device_tier(device)}")]
-    )
+    remedy = f"only linear layers, embeddings and routed experts are streamed; set home: {device_tier(device)}"
+    plan.add_problem(RuleError, [Fault(message, where, remedy)])
 
 
 def _source_choice(visits: Sequence[Visit], known: set[str]) -> Callable[[str], str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,10 +18,11 @@ from ktitan.errors import (
     UnsupportedError,
     WeightError,
 )
-from ktitan.operator import Operator, OperatorContext
+from ktitan.operator import Operator, OperatorContext, StreamNeed
 from ktitan.plan.fold import FoldedRow, fold_rows
 from ktitan.rules import Rule
 from ktitan.tiers import Budget, format_bytes
+from ktitan.tiers.pools import CacheNeed
 from ktitan.weights.adapter import Adapter
 from ktitan.weights.binding import WeightMap
 
@@ -40,9 +41,10 @@ class PlanRow:
         format: how the numbers are held once loaded.
         tier: "vram", "ram" or "nvme".
         device: where it computes.
-        bytes: what it holds in its tier.
+        bytes: what it holds in its tier; in nvme: what is streamed from files.
         kernel: what computes it ("torch", "stock", ...).
         notes: anything else worth knowing.
+        resident_bytes: what a streamed module holds in RAM all the same: biases, a LoRA adapter.
     """
 
     path: str
@@ -55,6 +57,7 @@ class PlanRow:
     bytes: int
     kernel: str
     notes: str = ""
+    resident_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,10 @@ class Plan:
         weights: which stored tensors fill what; None for a plan without sources.
         adapter: the LoRA adapter to apply, or None.
         totals: planned bytes by tier: weights, KV and workspace together.
-        parts: the same bytes by tier and use: {"ram": {"weights": ..., "kv": ..., "workspace": ...}}.
+        parts: the same bytes by tier and use: {"ram": {"weights": ..., "kv": ..., "workspace": ...}}; "cache" in ram is
+            what streamed weights are computed from.
+        streams: what each streamed module wants, in the order of use.
+        cache: what they want together; None when nothing is streamed.
         limits: bytes allowed by tier.
         origin: where the rules come from.
         notes: remarks about the whole.
@@ -114,6 +120,8 @@ class Plan:
     weights: WeightMap | None = None
     adapter: Adapter | None = None
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
+    streams: list[StreamNeed] = field(default_factory=list)
+    cache: CacheNeed | None = None
     limits: dict[str, int] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     context_tokens: int = 0
@@ -126,6 +134,11 @@ class Plan:
     def totals(self) -> dict[str, int]:
         """Planned bytes by tier."""
         return {tier: sum(uses.values()) for tier, uses in self.parts.items()}
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of RAM for streamed weights."""
+        return self.parts.get("ram", {}).get("cache", 0)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -164,15 +177,22 @@ class Plan:
             counts[row.operator] = counts.get(row.operator, 0) + 1
         lines = [f"rules: {self.origin}"]
         lines.append("modules: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
-        kernels = dict.fromkeys(row.kernel.split()[0] for row in self.rows if row.operator.endswith(".cpu"))
+        packed = [row for row in self.rows if row.operator.endswith((".cpu", ".streamed"))]
+        kernels = dict.fromkeys(row.kernel.split()[0] for row in packed)
         if kernels:
             lines.append(f"CPU kernels: {', '.join(kernels)}")
-        for tier, uses in self.parts.items():
-            detail = ", ".join(f"{use} {format_bytes(size)}" for use, size in uses.items())
-            limit = f" of {format_bytes(self.limits[tier])}" if tier in self.limits else ""
-            lines.append(f"{tier}: {format_bytes(sum(uses.values()))}{limit} ({detail})")
+        lines += [self._tier_line(tier, uses) for tier, uses in self.parts.items()]
         said = () if rule_notes else self.rule_notes
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in said)])
+
+    def _tier_line(self, tier: str, uses: Mapping[str, int]) -> str:
+        """Bytes of a tier against its limit; of the drive, how much of what is streamed the cache can hold."""
+        detail = "(" + ", ".join(f"{use} {format_bytes(size)}" for use, size in uses.items()) + ")"
+        if tier == "nvme" and self.cache is not None:
+            share = int(100 * min(1.0, self.cache_bytes / max(1, self.cache.all_bytes)))
+            detail = f"streamed, cache {format_bytes(self.cache_bytes)} in ram holds {share} %"
+        limit = f" of {format_bytes(self.limits[tier])}" if tier in self.limits else ""
+        return f"{tier}: {format_bytes(sum(uses.values()))}{limit} {detail}"
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -183,6 +203,7 @@ class Plan:
                 tier: {**uses, "total": sum(uses.values()), "limit": self.limits.get(tier)}
                 for tier, uses in self.parts.items()
             },
+            "cache": None if self.cache is None else {"bytes": self.cache_bytes, **asdict(self.cache)},
             "rows": [asdict(row) for row in self.rows],
             "notes": list(self.notes),
             "faults": [asdict(fault) for fault in self.faults],

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ktitan.errors import WeightError
-from ktitan.formats import StoredLayout
+from ktitan.formats import StoredLayout, StoredRows
 from ktitan.weights.binding import WeightMap
 from ktitan.weights.expression import Expression, Stored
-from ktitan.weights.rows import layout_of, read_rows
+from ktitan.weights.rows import layout_of, read_rows, stored_rows
 
 __all__ = ["BoundWeights"]
 
@@ -33,6 +33,7 @@ class BoundWeights:
         dtypes: the stock dtype of each tensor of the module, by relative name, in the stock order.
         resident: finds a tensor that is loaded already by its full name, so that tied tensors are read once.
         packed: packed matrices that operators of this load hold, by what is stored in them.
+        store: the store of the model where weights are streamed; it is only handed on.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class BoundWeights:
         dtypes: Mapping[str, torch.dtype],
         resident: Lookup = _nothing,
         packed: dict[Hashable, Any] | None = None,
+        store: Any = None,
     ) -> None:
+        self.store = store
         self._weights = weights
         self._path = path
         self._dtypes = dtypes
@@ -101,20 +104,24 @@ class BoundWeights:
         """See `ModuleWeights.read_rows`."""
         read_rows(self.expression(name), out, first, entry)
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def stored_rows(self, name: str, first: int, count: int, entry: int | None = None) -> StoredRows | None:
+        """See `ModuleWeights.stored_rows`."""
+        return stored_rows(self.expression(name), first, count, entry)
+
+    def once(self, name: str, make: Callable[[], T], kind: str = "") -> T:
         """See `ModuleWeights.once`."""
         full, expression = self._full(name), self.expression(name)
         key: Hashable = self._weights.tied.get(full, full)
         if isinstance(expression, Stored):
             # An untied head may be filled from the embedding's tensor, too.
             key = (id(expression.source), expression.info.name, expression.entry)
-        if key not in self._packed:
-            self._packed[key] = make()
-        return self._packed[key]
+        if (kind, key) not in self._packed:
+            self._packed[kind, key] = make()
+        return self._packed[kind, key]
 
     def sharing(self) -> BoundWeights:
         """The same view, which hands out one tensor for equal requests: the operators of two phases share it."""
-        view = BoundWeights(self._weights, self._path, self._dtypes, self._resident, self._packed)
+        view = BoundWeights(self._weights, self._path, self._dtypes, self._resident, self._packed, self.store)
         view._shared = {}
         return view
 

@@ -7,18 +7,18 @@ Anything else (transposition, arithmetic) has no stored rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ktitan.errors import WeightError
-from ktitan.formats import StoredLayout, find_format
+from ktitan.formats import Span, StoredLayout, StoredRows, find_format
 from ktitan.weights.expression import Concat, Expression, Held, Reordered, Reshaped, Stack, Stored
 from ktitan.weights.source import FileSource
 
-__all__ = ["layout_of", "module_layouts", "read_rows"]
+__all__ = ["layout_of", "module_layouts", "module_rows", "read_rows", "stored_rows"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,53 @@ def read_rows(expression: Expression, out: np.ndarray, first: int = 0, entry: in
         count = sum(run.count for run in runs)
         _read_group(leaf, runs, out[done : done + count])
         done += count
+
+
+def stored_rows(expression: Expression, first: int, count: int, entry: int | None = None) -> StoredRows | None:
+    """Where rows `first` to `first + count` lie in files; arguments as in `read_rows`.
+
+    None when they are not all in files, in one format, or when rows between them belong to others.
+    """
+    matrix = expression if entry is None else _entry(expression, entry)
+    runs = None if matrix is None else _runs(matrix)
+    wanted = [] if runs is None else _cut(runs, first, count)
+    if not wanted or sum(run.count for run in wanted) != count or len({run.leaf.info.format for run in wanted}) > 1:
+        return None
+    spans: list[Span] = []
+    order: list[int] = []
+    leaves = [(leaf, list(group)) for leaf, group in itertools.groupby(wanted, key=lambda run: run.leaf)]
+    if len({id(leaf) for leaf, _ in leaves}) < len(leaves):
+        return None  # rows of two stored tensors alternate
+    for leaf, group in leaves:
+        rows = np.concatenate([np.arange(run.first, run.first + run.count) for run in group])
+        low = int(rows.min())
+        if isinstance(leaf, Held) or not isinstance(leaf.source, FileSource) or rows.max() - low >= len(rows):
+            return None
+        start, row_bytes = _start_of(leaf, low)
+        spans += leaf.source.spans(leaf.info, start, len(rows) * row_bytes)
+        order += (rows - low + len(order)).tolist()
+    moved = order != list(range(count))
+    if moved and len(set(order)) < count:
+        return None
+    columns, name = wanted[0].leaf.shape[-1], wanted[0].leaf.info.format
+    return StoredRows(name, count, columns, tuple(spans), tuple(order) if moved else None)
+
+
+def module_rows(expressions: Mapping[str, Expression]) -> Callable[[str, int, int, int | None], StoredRows | None]:
+    """`stored_rows` over a module's tensors by relative name; None for one that a live model holds.
+
+    What is returned keeps no tensor alive.
+    """
+    kept = {
+        name: expression
+        for name, expression in expressions.items()
+        if not any(isinstance(leaf, Held) for leaf in expression.leaves())
+    }
+
+    def find(name: str, first: int, count: int, entry: int | None = None) -> StoredRows | None:
+        return stored_rows(kept[name], first, count, entry) if name in kept else None
+
+    return find
 
 
 def module_layouts(expressions: Mapping[str, Expression]) -> dict[str, StoredLayout]:
@@ -169,7 +216,7 @@ def _read_group(leaf: Stored, runs: list[_Run], out: np.ndarray) -> None:
 
 def _read_leaf(leaf: Stored, first: int, out: np.ndarray) -> None:
     info = leaf.info
-    row_bytes = find_format(info.format, info.name).row_bytes(leaf.shape[-1])
+    start, row_bytes = _start_of(leaf, first)
     if out.shape[1] != row_bytes:
         raise WeightError(f"a stored row has {row_bytes} bytes, not {out.shape[1]}", info.name, "report this")
     if isinstance(leaf, Held):
@@ -178,5 +225,10 @@ def _read_leaf(leaf: Stored, first: int, out: np.ndarray) -> None:
         return
     if not isinstance(leaf.source, FileSource):
         raise WeightError("its source has no stored bytes", info.name, "use an operator with dense weights")
-    first += 0 if leaf.entry is None else leaf.entry * leaf.shape[0]
-    leaf.source.read_stored(info, first * row_bytes, out.reshape(-1).data)
+    leaf.source.read_stored(info, start, out.reshape(-1).data)
+
+
+def _start_of(leaf: Stored, first: int) -> tuple[int, int]:
+    """(where row `first` of a leaf begins in its stored tensor, bytes of a row)."""
+    row_bytes = find_format(leaf.info.format, leaf.info.name).row_bytes(leaf.shape[-1])
+    return (first + (0 if leaf.entry is None else leaf.entry * leaf.shape[0])) * row_bytes, row_bytes

@@ -18,7 +18,7 @@ from ktitan.operators.packed import PackedState, layout_reason, packed_need, rea
 from ktitan.operators.stock import KEEP_REMEDY, PROBE_FAULTS, probing, take_bias
 from ktitan.registry import register_operator
 
-__all__ = ["CpuExperts", "CpuExpertsConfig", "activation_of"]
+__all__ = ["CpuExperts", "CpuExpertsConfig", "activation_of", "expert_biases", "first_rows", "sizes_of"]
 
 # What the native library computes between the two products, by its name there.
 _ACTIVATIONS = {
@@ -50,7 +50,7 @@ class CpuExperts(PackedState, Operator):
         self.flags = flags
         self.activation = activation
         self.activations = config.activations
-        self.hidden, self.inner = _sizes(module, flags)
+        self.hidden, self.inner = sizes_of(module, flags)
 
     @classmethod
     def supports(cls, context: OperatorContext, config: CpuExpertsConfig) -> str | None:
@@ -66,8 +66,8 @@ class CpuExperts(PackedState, Operator):
         reason = layout_reason(context, config, names)
         if reason is not None:
             return reason
-        hidden, inner = _sizes(context.module, flags)
-        parts = [("down_proj", 0, hidden), *((flags.first, part, inner) for part in _first_rows(flags, inner))]
+        hidden, inner = sizes_of(context.module, flags)
+        parts = [("down_proj", 0, hidden), *((flags.first, part, inner) for part in first_rows(flags, inner))]
         reasons = [rows_reason(context.layouts[name], name, first, count) for name, first, count in parts]
         return next(filter(None, reasons), None) or activation_of(context.module, flags)[1]
 
@@ -125,15 +125,20 @@ class CpuExperts(PackedState, Operator):
     def _read(self, weights: ModuleWeights) -> ExpertBank:
         flags, first = self.flags, self.flags.first
         *gate, up = (
-            read_matrix(weights, first, start, self.inner, flags.experts) for start in _first_rows(flags, self.inner)
+            read_matrix(weights, first, start, self.inner, flags.experts) for start in first_rows(flags, self.inner)
         )
         down = read_matrix(weights, "down_proj", 0, self.hidden, flags.experts)
-        biases: dict[str, torch.Tensor] = {}
-        if flags.has_bias:
-            parts = [part.contiguous() for part in take_bias(weights, f"{first}_bias").split(self.inner, dim=1)]
-            names = ("gate_bias", "up_bias")[-len(parts) :]
-            biases = dict(zip(names, parts, strict=True)) | {"down_bias": take_bias(weights, "down_proj_bias")}
+        biases = expert_biases(weights, flags, self.inner)
         return ExpertBank(flags.experts, gate[0] if gate else None, up, down, self.activation, **biases)
+
+
+def expert_biases(weights: ModuleWeights, flags: ExpertFlags, inner: int) -> dict[str, torch.Tensor]:
+    """Biases as `ExpertBank` takes them, in float32: gate_bias and up_bias [E, I], down_bias [E, H]."""
+    if not flags.has_bias:
+        return {}
+    parts = [part.contiguous() for part in take_bias(weights, f"{flags.first}_bias").split(inner, dim=1)]
+    names = ("gate_bias", "up_bias")[-len(parts) :]
+    return dict(zip(names, parts, strict=True)) | {"down_bias": take_bias(weights, "down_proj_bias")}
 
 
 def activation_of(module: Any, flags: ExpertFlags) -> tuple[str, str | None]:
@@ -155,11 +160,11 @@ def activation_of(module: Any, flags: ExpertFlags) -> tuple[str, str | None]:
     return "", f"its activation is none of {', '.join(_ACTIVATIONS)}"
 
 
-def _first_rows(flags: ExpertFlags, inner: int) -> tuple[int, ...]:
+def first_rows(flags: ExpertFlags, inner: int) -> tuple[int, ...]:
     """First row of gate (where there is one) and of up in the first matrix."""
     return (0, inner) if flags.has_gate else (0,)
 
 
-def _sizes(module: Any, flags: ExpertFlags) -> tuple[int, int]:
+def sizes_of(module: Any, flags: ExpertFlags) -> tuple[int, int]:
     """(H, I) of an experts module with matrices [E, out, in]."""
     return int(module.down_proj.shape[1]), int(module.down_proj.shape[2])
