@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ktitan.hardware import Hardware, detect
 from ktitan.hub.fetch import Fetched
 from ktitan.plan import Plan, make_plan
 from ktitan.plan.devices import whole_name
-from ktitan.planner import auto_rules, packaged_rules
+from ktitan.planner import auto_rules, packaged_rules, stream_to_fit
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
 from ktitan.weights.adapter import open_adapter
@@ -167,6 +168,7 @@ def plan_injection(
     placed = rules if isinstance(rules, PlacedRules) else None
     rules = rules if placed is None else placed.rules
     is_auto = isinstance(rules, str) and rules == "auto"
+    written = not is_auto and not _is_packaged(rules)
     seeds: dict[str, torch.device] = {}
     if is_auto:
         parsed, seeds = auto_rules(model, limits, hardware, place, context, fills=placed is None)
@@ -176,10 +178,10 @@ def plan_injection(
         parsed = place_rules(placed, parsed, model, place)
     for note in parsed.notes:
         logger.warning("%s", note)
-    return make_plan(
+    make = partial(
+        make_plan,
         model,
-        parsed,
-        sources,
+        sources=sources,
         hardware=hardware,
         budget=limits,
         device=place,
@@ -189,11 +191,18 @@ def plan_injection(
         lenient=is_auto,
         adapter=adapter,
     )
+    plan = make(parsed)
+    return plan if written else stream_to_fit(plan, parsed, make)
 
 
 def default_device(hardware: Hardware) -> str:
     """The first GPU where there is one, else the CPU."""
     return f"cuda:{hardware.gpus[0].index}" if hardware.gpus else "cpu"
+
+
+def _is_packaged(rules: RulesArgument) -> bool:
+    """Whether the rules are one of the files that come with ktitan, by name."""
+    return isinstance(rules, str) and not os.path.exists(rules) and packaged_rules(rules) is not None
 
 
 def _parsed(rules: RulesArgument) -> RuleSet:

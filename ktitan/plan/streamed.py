@@ -1,4 +1,4 @@
-"""Kept modules whose weights a rule leaves on the drive: a plain Linear or Embedding is streamed in its place."""
+"""Modules whose weights may stay on the drive: kept ones that a rule leaves there, and those that could be streamed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from ktitan.plan.rows import Decision
 from ktitan.plan.visit import Visit
+from ktitan.registry import operators
 from ktitan.rules import KEEP, Replace, Rule
 
-__all__ = ["HOME", "streamed_visit"]
+__all__ = ["HOME", "STREAMABLE", "streamed_visit", "streaming_refusal"]
 
 # The tier of streamed weights.
 HOME = "nvme"
+
+# Operators that compute on the CPU, and the kind of the streamed one that can stand in for them.
+STREAMABLE = {f"{kind}.{place}": kind for kind in ("experts", "linear", "embedding") for place in ("cpu", "torch")}
 
 
 def streamed_visit(visit: Visit, visits: Mapping[str, Visit]) -> Visit:
@@ -33,6 +38,19 @@ def streamed_visit(visit: Visit, visits: Mapping[str, Visit]) -> Visit:
     own = rule.replace
     replace = Replace(f"{kind}.streamed", {}, own.placement, own.location, own.kwarg_lines)
     return dataclasses.replace(visit, rule=dataclasses.replace(rule, replace=replace, prefill=None))
+
+
+def streaming_refusal(decision: Decision) -> str | None:
+    """Why a module cannot be streamed instead of held; None when it can. "" where nobody would ask.
+
+    A rule that names a dense operator alone wants dense weights (absorbed attention takes its matrix apart).
+    """
+    choice = decision.choice
+    kind = STREAMABLE.get(choice.operator.operator_name)
+    if kind is None or decision.prefill is not None or f"{kind}.cpu" not in decision.rule.replace.operators:
+        return ""
+    operator = operators.get(f"{kind}.streamed")
+    return operator.supports(dataclasses.replace(choice.context, tier=HOME), operator.Config())
 
 
 def _placing_rule(visit: Visit, visits: Mapping[str, Visit]) -> Rule | None:
