@@ -130,7 +130,7 @@ OTHERS = {
     "a stock module": RULE.format("name: lm_head", "class: keep, prefill: {class: linear.torch}"),
     "there is no rule file": "version: 1\ninclude: [part.yaml]\n",
     "source 'q8.gguf'": RULE.format("name: lm_head", "class: linear.torch, source: q8.gguf"),
-    "cannot keep": RULE.format("name: lm_head", "class: keep, kwargs: {home: nvme}"),
+    "cannot keep": RULE.format("name: '.*norm'", "class: keep, kwargs: {home: nvme}"),
     "the budget allows": ALL,
 }
 

@@ -16,6 +16,7 @@ EXAMPLES = {
     "generate.py": "The best way to learn",
     "plan.py": "it fits",
     "custom_rule.py": "lm_head: linear.torch by custom_rule.yaml:5, torch.float32",
+    "nvme_stream.py": "were in the cache",
     "custom_operator.py": "MLPs replaced, the first at model.layers.0.mlp",
 }
 

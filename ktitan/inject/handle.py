@@ -65,7 +65,7 @@ class Handle:
             held["ram"] = held.get("ram", 0) + size
         for tier, size in adapter_bytes(self._model).items():
             held[tier] = held.get(tier, 0) + size
-        store = None if self._store is None else self._store.stats()
+        store = self.store_stats()
         if store is not None:
             held["ram"] = held.get("ram", 0) + int(store["arena_bytes"])
         return {
@@ -74,6 +74,10 @@ class Handle:
             "limits": self.plan.limits,
             "store": store,
         }
+
+    def store_stats(self) -> dict[str, Any] | None:
+        """The counters of streamed weights by the names of kt_store_counters, reads under "io"; None without."""
+        return None if self._store is None else self._store.stats()
 
     @property
     def kv_budget_bytes(self) -> int | None:

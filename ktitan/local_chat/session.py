@@ -15,7 +15,7 @@ from ktitan.local_chat.options import ChatOptions
 from ktitan.local_chat.prompt_bar import PromptBar
 from ktitan.local_chat.reader import Reader
 
-__all__ = ["Session", "summary_line"]
+__all__ = ["Session", "cache_text", "summary_line"]
 
 HELP = '''\
 /reset         forget the conversation; the system prompt stays
@@ -92,6 +92,7 @@ class Session:
             KtitanError: the question is refused; it is not in the history.
         """
         self._last = self._new_stats()
+        before = self._model.ktitan.store_stats()
         written: list[str] = []
         try:
             self._write_answer(self.conversation.ask(text), written)
@@ -102,7 +103,7 @@ class Session:
             self.conversation.rollback()
             sys.stdout.write("\n" if written else "")
             raise
-        self._close_turn("".join(written), finished)
+        self._close_turn("".join(written), finished, cache_text(before, self._model.ktitan.store_stats()))
         return finished
 
     def _write_answer(self, messages: list[dict[str, Any]], written: list[str]) -> None:
@@ -127,7 +128,7 @@ class Session:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
 
-    def _close_turn(self, answer: str, finished: bool) -> None:
+    def _close_turn(self, answer: str, finished: bool, cache: str) -> None:
         sys.stdout.write("\n")
         sys.stdout.flush()
         if finished or answer:
@@ -138,7 +139,7 @@ class Session:
         if not finished:
             kept = "the answer so far stays in the conversation" if answer else "the question is dropped"
             self._note(f"interrupted: {kept}")
-        self._note(summary_line(self._last))
+        self._note(" | ".join(filter(None, (summary_line(self._last), cache))))
 
     def _command(self, text: str) -> bool:
         """Run a slash command; False for the one that leaves."""
@@ -185,3 +186,21 @@ def summary_line(stats: Any) -> str:
     decode = f"decode {stats.new_tokens} tokens, {stats.decode_tokens_per_second:.1f} tokens/s"
     end = ENDS.get(stats.stop_reason)
     return " | ".join(filter(None, (prefill, decode, end)))
+
+
+def cache_text(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
+    """What an answer found in the cache of streamed weights and what it read; "" where nothing is streamed.
+
+    Args:
+        before, after: counters of the store (`model.ktitan.store_stats()`).
+    """
+    if before is None or after is None:
+        return ""
+    from ktitan.api import format_bytes
+
+    demands, hits = (after[name] - before[name] for name in ("demands", "hits"))
+    read = after["io"]["read_bytes"] - before["io"]["read_bytes"]
+    seconds = (after["io"]["busy_ns"] - before["io"]["busy_ns"]) / 1e9
+    rate = f" at {format_bytes(read / seconds)}/s" if seconds > 0 else ""
+    share = f"{100 * hits / demands:.0f} % in the cache, " if demands else ""
+    return f"{share}{format_bytes(read)} read{rate}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ktitan.server.engine import Engine
@@ -11,22 +12,32 @@ __all__ = ["Tiers"]
 _TIERS = ("vram", "ram", "nvme")
 
 
+# A drive's rate is taken over at least this time, however often somebody looks.
+_RATE_SECONDS = 1.0
+
+
 class Tiers:
     """Reads the model's handle and the job that runs.
 
-    Weights do not move in this version, so their bytes are counted once. Hits, misses and drive rates are null: nothing
-    is streamed yet.
+    Resident weights do not move, so their bytes are counted once. The cache of streamed weights is RAM's, with the
+    hits and misses; the rate of reads is the drive's. These are null where nothing is streamed.
     """
 
     def __init__(self, model: Any, engine: Engine) -> None:
         handle = getattr(model, "ktitan", None)
         self._engine = engine
+        self._handle = handle
         self._parts: dict[str, dict[str, int]] = handle.plan.parts if handle else {}
         self._limits: dict[str, int] = handle.plan.limits if handle else {}
-        self._weights: dict[str, int] = handle.stats()["resident_bytes"] if handle else {}
+        stats: dict[str, Any] = handle.stats() if handle else {"resident_bytes": {}, "store": None}
+        self._weights: dict[str, int] = dict(stats["resident_bytes"])
+        if stats["store"] is not None:
+            self._weights["ram"] -= stats["store"]["arena_bytes"]
+            self._weights["nvme"] = self._parts["nvme"]["weights"]
         planned = {tier: uses.get("kv", 0) for tier, uses in self._parts.items()}
         total = sum(planned.values())
         self._kv_shares = {tier: size / total for tier, size in planned.items()} if total else {"ram": 1.0}
+        self._rate = _Rate()
 
     def report(self) -> dict[str, Any]:
         """The state now, as plain data; null where nothing is known."""
@@ -51,16 +62,45 @@ class Tiers:
         kv_bytes = running.stats.kv_bytes if running and running.stats else 0
         kv = int(kv_bytes * self._kv_shares.get(tier, 0))
         weights = self._weights.get(tier, 0)
+        streaming = self._streaming(tier)
         return {
-            "used_bytes": weights + kv,
+            "used_bytes": weights + kv + (streaming["cache_bytes"] or 0),
             "weights_bytes": weights,
             "kv_bytes": kv,
             "planned": self._parts.get(tier),
             "budget_bytes": self._limits.get(tier),
-            "hits": None,
-            "misses": None,
-            "read_bytes_per_second": None,
+            **streaming,
         }
+
+    def _streaming(self, tier: str) -> dict[str, Any]:
+        """What the counters of streamed weights say of a tier."""
+        names = ("cache_bytes", "cached_bytes", "hits", "misses", "read_bytes_per_second")
+        figures: dict[str, Any] = dict.fromkeys(names)
+        store = self._handle.store_stats() if self._handle else None
+        if store is not None and tier == "ram":
+            figures |= {"cache_bytes": store["arena_bytes"], "cached_bytes": store["resident_bytes"]}
+            figures |= {"hits": store["hits"], "misses": store["misses"]}
+        if store is not None and tier == "nvme":
+            figures["read_bytes_per_second"] = self._rate.at(store["io"]["read_bytes"])
+        return figures
+
+
+class _Rate:
+    """Bytes a second of a counter that grows, between looks at it."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[float, int] | None = None
+        self._rate: float | None = None
+
+    def at(self, count: int) -> float | None:
+        """The rate up to now, or of a moment ago; None at the first look."""
+        now = time.monotonic()
+        if self._seen is None:
+            self._seen = (now, count)
+        elif now - self._seen[0] >= _RATE_SECONDS:
+            self._rate = (count - self._seen[1]) / (now - self._seen[0])
+            self._seen = (now, count)
+        return self._rate
 
 
 def _speed(stats: Any) -> dict[str, float | None]:

@@ -33,7 +33,9 @@ def load(model, *, progress, **options):
     for done_bytes in (0, 512, 1024):
         progress(done_bytes, 1024)
     loaded = SimpleNamespace(
-        plan=SimpleNamespace(summary=lambda **_: "PLAN"), stats=lambda: {"resident_bytes": {"ram": 7}}
+        plan=SimpleNamespace(summary=lambda **_: "PLAN"),
+        stats=lambda: {"resident_bytes": {"ram": 7}},
+        store_stats=lambda: None,
     )
     return SimpleNamespace(ktitan=loaded), SimpleNamespace(chat_template="yes")
 

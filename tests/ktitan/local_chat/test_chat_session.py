@@ -16,7 +16,7 @@ def chain_model(rig, **changes):
     """A chain model that answers the template's last newline with distinct bytes, then the end mark."""
     links = [ord("\n"), *b"ok!", 258]
     model = rig.chain_model(dict(pairwise(links)), **changes)
-    model.ktitan = SimpleNamespace(stats=lambda: {"resident_bytes": {"ram": 3 << 20}})
+    model.ktitan = SimpleNamespace(stats=lambda: {"resident_bytes": {"ram": 3 << 20}}, store_stats=lambda: None)
     return model
 
 
