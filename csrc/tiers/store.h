@@ -56,6 +56,7 @@ private:
     bool copy(const kt_store_spec &spec);
     bool place_pools(const kt_store_spec &spec);
     bool make_cycle(const kt_store_spec &spec);
+    void register_buffers();
     bool push(const kt_read &read);
     void collect(int64_t record, uint8_t *base);
     void read_ahead();

@@ -86,23 +86,32 @@ def stored_rows(expression: Expression, first: int, count: int, entry: int | Non
     if not wanted or sum(run.count for run in wanted) != count or len({run.leaf.info.format for run in wanted}) > 1:
         return None
     spans: list[Span] = []
-    order: list[int] = []
+    order: list[int] | None = None
     leaves = [(leaf, list(group)) for leaf, group in itertools.groupby(wanted, key=lambda run: run.leaf)]
     if len({id(leaf) for leaf, _ in leaves}) < len(leaves):
         return None  # rows of two stored tensors alternate
-    for leaf, group in leaves:
-        rows = np.concatenate([np.arange(run.first, run.first + run.count) for run in group])
-        low = int(rows.min())
-        if isinstance(leaf, Held) or not isinstance(leaf.source, FileSource) or rows.max() - low >= len(rows):
+    if any(len(group) > 1 for _, group in leaves):
+        order = _order(leaves)
+        if order is None:
             return None
-        start, row_bytes = _start_of(leaf, low)
-        spans += leaf.source.spans(leaf.info, start, len(rows) * row_bytes)
-        order += (rows - low + len(order)).tolist()
-    moved = order != list(range(count))
-    if moved and len(set(order)) < count:
-        return None
+    for leaf, group in leaves:
+        if isinstance(leaf, Held) or not isinstance(leaf.source, FileSource):
+            return None
+        start, row_bytes = _start_of(leaf, min(run.first for run in group))
+        spans += leaf.source.spans(leaf.info, start, sum(run.count for run in group) * row_bytes)
     columns, name = wanted[0].leaf.shape[-1], wanted[0].leaf.info.format
-    return StoredRows(name, count, columns, tuple(spans), tuple(order) if moved else None)
+    return StoredRows(name, count, columns, tuple(spans), None if order is None else tuple(order))
+
+
+def _order(leaves: list[tuple[Stored, list[_Run]]]) -> list[int] | None:
+    """Which stored row each row is, the leaves' rows one after another; None where rows between them belong to others."""
+    order: list[int] = []
+    for _, group in leaves:
+        rows = np.concatenate([np.arange(run.first, run.first + run.count) for run in group])
+        if rows.max() - rows.min() >= len(rows) or len(np.unique(rows)) < len(rows):
+            return None
+        order += (rows - rows.min() + len(order)).tolist()
+    return order
 
 
 def module_rows(expressions: Mapping[str, Expression]) -> Callable[[str, int, int, int | None], StoredRows | None]:
