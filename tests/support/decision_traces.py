@@ -1,6 +1,6 @@
 """Random traces through the store's decisions: the same through several implementations, each answer checked.
 
-What a trace knows by itself (who holds what, which bytes are where) finds wrong decisions without a second implementation.
+What a trace knows by itself (who holds what, which bytes are where) finds wrong decisions without a second one.
 """
 
 import random
@@ -37,7 +37,7 @@ class ResidencyTrace:
         self.pool = [self.random.randrange(pools) for _ in range(records)]
         self.holds, self.loading, self.there, self.acquired = Counter(), set(), {}, {}
 
-    def run(self, *kinds, steps=80):
+    def run(self, *kinds, steps=60):
         self.both = Together(*(kind(self.slots, self.pool) for kind in kinds))
         for self.now in range(steps):
             step = self.random.choices([self.acquire, self.come_back, self.release, self.evict], [8, 4, 7, 1])[0]
@@ -137,7 +137,7 @@ class CycleTrace:
         return self.order[self.at]
 
     def span(self, record, at):
-        assert at % PAGE == 0 and 0 <= at and at + self.sizes[record] <= self.memory, (record, at)
+        assert at % PAGE == 0 and at >= 0 and at + self.sizes[record] <= self.memory, (record, at)
         return range(at // PAGE, (at + self.sizes[record]) // PAGE)
 
     def begin_read(self, record, at, held=None):

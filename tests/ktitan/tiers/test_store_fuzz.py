@@ -1,14 +1,15 @@
-"""The store's decisions in C++ and in Python on the same random traces: answers, slots, victims and counters are equal."""
+"""The store's decisions in C++ and Python on the same random traces: answers, slots, victims and counters are equal."""
 
 import time
 
 import pytest
-from support.decision_traces import CycleTrace, ResidencyTrace
-from support.vram_trace import VramTrace
 
 from ktitan.native import native_reason
-from ktitan.native.decisions import NativeCycle, NativeResidency, NativeVram, cycle_least
+from ktitan.native.decisions import NativeCycle, NativeResidency, NativeVram
 from ktitan.tiers.reference import Cycle, Residency, Vram
+
+from support.decision_traces import CycleTrace, ResidencyTrace
+from support.vram_trace import VramTrace
 
 TRACES = 1000
 
@@ -120,7 +121,7 @@ class DropsTheOnlyCopy(Vram):
 @pytest.mark.parametrize("mutant", [StaleTable, SlotOfTheVictimAtOnce, NoCopyOut, DropsTheOnlyCopy])
 def test_a_wrong_tier_is_found_by_its_bytes(mutant):
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        run_many(VramTrace, (Residency, mutant), traces=300)
+        run_many(VramTrace, (Residency, mutant), traces=TRACES)
 
 
 class YoungestLeavesVram(Vram):

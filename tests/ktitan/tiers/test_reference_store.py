@@ -1,0 +1,74 @@
+"""Demands of whole calls: what is held first, waves, and counters that add up."""
+
+import random
+import time
+
+from ktitan.tiers.reference import ReferenceStore
+from ktitan.tiers.reference.store import Wave
+
+PAGE = 4096
+
+
+def pooled(slots, records):
+    return ReferenceStore([0] * records, [PAGE] * records, [slots])
+
+
+def test_what_is_there_is_held_before_anything_makes_room():
+    store = pooled(3, 6)
+    store.demand([0, 1, 2])
+    assert store.demand([3, 0, 1]) == [Wave((0, 1), (3,), (2,), {0: 0, 1: 1, 3: 2})]
+
+
+def test_a_record_that_many_want_is_one_demand():
+    store = pooled(3, 6)
+    store.demand([2, 2, 1, 2])
+    assert (store.counters.demands, store.counters.misses, store.counters.hits) == (2, 2, 0)
+
+
+def test_more_than_fits_comes_in_waves():
+    store = pooled(2, 6)
+    waves = store.demand([5, 4, 3, 2, 1])
+    assert [wave.misses for wave in waves] == [(5, 4), (3, 2), (1,)]
+    assert [wave.victims for wave in waves] == [(), (5, 4), (3,)]
+    assert (store.counters.waves, store.counters.evictions) == (2, 3)
+
+
+def test_a_failed_read_ends_the_call_and_the_next_one_works():
+    store = pooled(2, 4)
+    waves = store.demand([0, 1, 2], failing={1})
+    assert len(waves) == 1 and store.residency.has(0) and not store.residency.has(1)
+    assert [wave.misses for wave in store.demand([1, 2])] == [(1, 2)]
+
+
+def test_counters_add_up_over_any_calls():
+    seed = time.time_ns()
+    rng = random.Random(seed)
+    for _ in range(100):
+        records, dense = rng.randint(1, 30), rng.randint(1, 8)
+        slots = rng.randint(1, 12)
+        kinds = [0] * records + [-1] * dense
+        rng.shuffle(kinds)
+        store = ReferenceStore(kinds, [PAGE] * len(kinds), [slots], rng.randint(2, dense + 2) * PAGE)
+        experts = [record for record, pool in enumerate(kinds) if pool == 0]
+        fixed = [record for record, pool in enumerate(kinds) if pool < 0]
+        missed = 0
+        for _ in range(20):
+            wanted = rng.choices(experts, k=rng.randint(1, 20))
+            waves = store.demand(wanted, failing=rng.choices(experts, k=rng.choice([0, 0, 1])))
+            missed += sum(len(wave.misses) for wave in waves)
+            for record in fixed:
+                missed += not store.use(record)
+        counted = store.counters
+        assert counted.hits + counted.misses == counted.demands, seed
+        assert counted.misses == missed and counted.evictions <= counted.misses, seed
+        assert store.residency.count() <= slots, seed
+
+
+def test_a_cycle_that_does_not_fit_reads_only_what_does_not_stay():
+    store = ReferenceStore([-1] * 10, [PAGE] * 10, [], 6 * PAGE)
+    for record in range(10):
+        store.use(record)
+    before = store.counters.read_bytes
+    hits = [store.use(record) for record in range(10)]
+    assert hits == [True] * 4 + [False] * 6
+    assert store.counters.read_bytes - before == 6 * PAGE
