@@ -19,7 +19,7 @@ __all__ = ["NativeCycle", "NativeResidency", "NativeVram", "cycle_least"]
 _Ids = POINTER(c_int64)
 _COPY = ctypes.CFUNCTYPE(c_bool, c_void_p, c_int32, c_int64, c_int64)
 _KINDS = {"p": c_void_p, "q": c_int64, "i": c_int32, "?": c_bool, "o": _Ids, "w": POINTER(c_int32), "n": None}
-# The answer, then the arguments: o and w addresses of 64-bit and 32-bit numbers, n nothing, others as in `ktitan.native.library`.
+# The answer, then the arguments: o and w addresses of 64-bit and 32-bit numbers, n nothing, others as in library.py.
 _SIGNATURES = {
     "kt_residency_create": "poiwq",
     "kt_residency_destroy": "np",
@@ -62,10 +62,10 @@ def _library() -> ctypes.CDLL:
         HardwareError: there is no library.
     """
     handle = loaded()
-    for name, (answer, *arguments) in _SIGNATURES.items():
+    for name, letters in _SIGNATURES.items():
         function = getattr(handle, name)
-        function.restype = _KINDS[answer]
-        function.argtypes = [_KINDS[letter] for letter in arguments]
+        function.restype = _KINDS[letters[0]]
+        function.argtypes = [_KINDS[letter] for letter in letters[1:]]
     return handle
 
 

@@ -13,11 +13,14 @@ import pytest  # noqa: E402
 
 from ktitan.native import library  # noqa: E402
 
-TESTS = ("arguments", "experts", "linear", "rows")
+TESTS = (
+    *(f"native/test_native_{name}.py" for name in ("arguments", "experts", "linear", "rows")),
+    *(f"tiers/test_{name}.py" for name in ("store_fuzz", "reference_residency", "reference_cycle", "reference_vram")),
+)
 
 if __name__ == "__main__":
     library.LIBRARY = Path(sys.argv[1]).resolve()
-    folder = ROOT / "tests" / "ktitan" / "native"
+    folder = ROOT / "tests" / "ktitan"
     # Without pytest's capture a sanitizer's report would be lost with the process.
     options = ["-q", "-x", "--capture=no", "-p", "no:cacheprovider"]
-    sys.exit(pytest.main([*options, *(str(folder / f"test_native_{name}.py") for name in TESTS)]))
+    sys.exit(pytest.main([*options, *(str(folder / name) for name in TESTS)]))
