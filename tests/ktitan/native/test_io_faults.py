@@ -98,3 +98,24 @@ def test_a_drive_that_fails_and_comes_back(native, file, tmp_path, mode):
             assert read_all(engine, [good, (number, 0, 4096)]) == [healthy_data[3:], data[:4096]]
             image.write_bytes(whole)
             assert read_all(engine, [(number, 0, size), good]) == [data, healthy_data[3:]]
+
+
+def test_a_file_whose_drive_failed_is_opened_again(native, tmp_path, mode):
+    """At its path stands what came back; the descriptor of the failed drive is given up."""
+    size = 1 << 20
+    with loop_drive(tmp_path, 8 << 20) as (image, place):
+        path, link = place / "weights.bin", tmp_path / "link"
+        data = made(path, size)
+        link.symlink_to(path)
+        with IoEngine(mode) as engine:
+            number = engine.add(link)
+            whole = image.stat().st_size
+            os.truncate(image, 0)
+            assert "Input/output error" in faults_of(engine, [(number, 0, size)])[0].message
+            assert "Input/output error" in faults_of(engine, [(number, 0, size)])[0].message
+            os.truncate(image, whole)
+            (tmp_path / "copy").write_bytes(data)
+            link.unlink()
+            assert faults_of(engine, [(number, 0, 1)])[0].remedy == "check the path"
+            link.symlink_to(tmp_path / "copy")
+            assert read_all(engine, [(number, 0, size)]) == [data]

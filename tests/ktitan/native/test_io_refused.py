@@ -196,3 +196,15 @@ def test_reads_go_through_the_cache_where_a_drive_wants_other_alignment(native, 
     environment = {**os.environ, "LD_PRELOAD": str(shim)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "0", data[4099:].hex()]
+
+
+def test_it_builds_where_the_kernels_header_is_old(repository, tmp_path):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    (tmp_path / "linux").mkdir()
+    (tmp_path / "linux/io_uring.h").touch()
+    source, output = repository / "csrc/tiers/uring.cpp", tmp_path / "uring.o"
+    subprocess.run(
+        [compiler, "-std=c++17", "-Wall", "-Werror", f"-I{tmp_path}", "-c", source, "-o", output], check=True
+    )
