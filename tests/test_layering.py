@@ -48,7 +48,7 @@ ALLOWED = {
     },
     "local_chat": {"api", "planner", "errors", "env", "tiers"},
     "bench": {"api", "planner", "hardware", "errors", "env", "tiers"},
-    "doctor": {"api", "cgroups", "hardware", "nvidia", "native", "errors", "env"},
+    "doctor": {"api", "weights", "cgroups", "hardware", "nvidia", "native", "errors", "env"},
     "server": {"api", "errors"},
     "verify": {"api", "engine", "errors", "tiers"},
     "convert": {"api", "plan", "weights", "formats", "native", "tiers", "errors"},

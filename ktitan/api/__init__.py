@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ktitan.api.checksums import native_faults
 from ktitan.api.importing import import_rules
 from ktitan.api.loading import load, optimize_and_load
 from ktitan.api.locate import locate as locate_model
@@ -35,6 +36,7 @@ __all__ = [
     "import_rules",
     "load",
     "locate_model",
+    "native_faults",
     "optimize_and_load",
     "plan_model",
     "render_messages",

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ktitan.api.build import build_tokenizer, generation_config_of
+from ktitan.api.checksums import check_weights
 from ktitan.api.locate import ModelName, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.api.tokenizer_files import check_vocabulary
@@ -100,6 +101,7 @@ def load(
     context: int | None = None,
     keep_original: bool = False,
     lora: str | Path | None = None,
+    verify_weights: bool = False,
     progress: Progress | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Build, inject and load MODEL with its tokenizer.
@@ -111,11 +113,15 @@ def load(
         dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's (float32 for float16 on a
             CPU); for a quantised GGUF on the CPU float32; for other GGUFs bfloat16 where the device has instructions
             for it, else float32.
+        verify_weights: read a native model once more before it is loaded, and compare the checksum of every record;
+            `progress` sees this pass, too. Other sources carry none and are refused.
 
     Raises:
         As `optimize_and_load`.
     """
     ready = prepare(path, gguf_path, device=device, dtype=dtype)
+    if verify_weights:
+        check_weights(ready.sources, progress)
     tokenizer = build_tokenizer(ready.files, ready.sources)
     faults, notes = check_vocabulary(tokenizer, ready.model, path)
     plan = plan_injection(

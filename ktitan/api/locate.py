@@ -14,6 +14,7 @@ from ktitan.errors import WeightError
 from ktitan.hub.names import FORMS, HubName, parse_name
 from ktitan.tiers import format_bytes
 from ktitan.weights.files import is_file, is_folder, missing, names_in, stat_of
+from ktitan.weights.native_format import is_native
 
 if TYPE_CHECKING:
     from ktitan.hub.fetch import Fetched
@@ -45,6 +46,11 @@ class ModelFiles:
     notes: tuple[str, ...] = field(default=())
     overrides: tuple[Path, ...] = field(default=())
     remote: Fetched | None = None
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the weights are a native model, which stock transformers does not read."""
+        return any(is_folder(path) and is_native(path) for path in self.weights)
 
 
 ModelName = str | Path | ModelFiles

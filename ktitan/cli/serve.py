@@ -18,6 +18,7 @@ from ktitan.local_chat.arguments import (
     Ram,
     Rules,
     Threads,
+    VerifyWeights,
     Vram,
     budget_text,
 )
@@ -57,6 +58,7 @@ def serve(
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
+    verify_weights: VerifyWeights = False,
     plugin: Plugin = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text on stderr.")] = False,
 ) -> None:
@@ -68,6 +70,8 @@ def serve(
     if (model is None) == (model_path is None):
         raise typer.BadParameter("give MODEL once: as an argument, or as --model-path")
     loading = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
+    if verify_weights:
+        loading["verify_weights"] = True
     start_server(
         model or model_path or "",
         load={**loading, "budget": budget_text(budget, vram, ram), "context": context},

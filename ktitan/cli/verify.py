@@ -20,6 +20,7 @@ from ktitan.local_chat.arguments import (
     Ram,
     Rules,
     Threads,
+    VerifyWeights,
     Vram,
     budget_text,
     one_adapter,
@@ -59,6 +60,7 @@ def verify(
     against_dtype: Annotated[Float, typer.Option(help="What a stock reference computes in.")] = Float.float32,
     threads: Threads = None,
     lora: Lora = None,
+    verify_weights: VerifyWeights = False,
     plugin: Plugin = None,
     chunk: Annotated[
         int | None, typer.Option(min=1, help="Tokens in one pass; default: up to 512, fewer with a large vocabulary.")
@@ -99,6 +101,7 @@ def verify(
             device=device,
             dtype=dtype.value,
             lora=one_adapter(lora),
+            verify_weights=verify_weights,
         )
     if json:
         typer.echo(json_format.dumps(report.to_json(), indent=2, ensure_ascii=False, allow_nan=False))

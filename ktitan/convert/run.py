@@ -139,7 +139,7 @@ class _Run:
         for source in self.ready.sources:
             source.close()
         write_beside(self.ready, self.destination)
-        replace_file(self.destination / INDEX_NAME, index_text(self._index(wanted)))
+        replace_file(self.destination / INDEX_NAME, index_text(self._index(wanted).model_dump()))
         (self.destination / JOURNAL_NAME).unlink()
         return self._result(sum(self.nbytes[group] for group in whole))
 

@@ -21,6 +21,7 @@ __all__ = [
     "Ram",
     "Rules",
     "Threads",
+    "VerifyWeights",
     "Vram",
     "budget_text",
     "one_adapter",
@@ -60,6 +61,9 @@ Threads = Annotated[
 ChunkSize = Annotated[int, typer.Option(min=1, help="Tokens of a prompt in one pass.")]
 Lora = Annotated[
     list[Path] | None, typer.Option("--lora", metavar="DIR", help="PEFT adapter of low-rank pairs for linear modules.")
+]
+VerifyWeights = Annotated[
+    bool, typer.Option("--verify-weights", help="First check every checksum of a native model (ktitan convert).")
 ]
 Plugin = Annotated[
     str | None, typer.Option(help="Python file or module to import first; it may register operators.", metavar="FILE")

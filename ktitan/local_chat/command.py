@@ -21,6 +21,7 @@ from ktitan.local_chat.arguments import (
     Ram,
     Rules,
     Threads,
+    VerifyWeights,
     Vram,
     budget_text,
     one_adapter,
@@ -67,6 +68,7 @@ def chat(
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
     lora: Lora = None,
+    verify_weights: VerifyWeights = False,
     plugin: Plugin = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text on stderr.")] = False,
 ) -> None:
@@ -81,6 +83,8 @@ def chat(
     loading: dict[str, Any] = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
     if lora:
         loading["lora"] = one_adapter(lora)
+    if verify_weights:
+        loading["verify_weights"] = True
     room = {"budget": budget_text(budget, vram, ram), "context": context}
     shaping: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}

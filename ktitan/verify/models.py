@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ktitan.api.build import DTYPES, build_tokenizer
+from ktitan.api.checksums import check_weights
 from ktitan.api.loading import carry_out
 from ktitan.api.locate import locate
 from ktitan.api.planning import Prepared, RulesArgument, plan_injection, prepare
@@ -35,6 +36,7 @@ class Loading:
     dtype: str | torch.dtype | None = None
     lora: str | Path | None = None
     context: int | None = None
+    verify_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def by_ktitan(name: str | Path, how: Loading) -> Candidate:
 
     def read(progress: Progress) -> Any:
         model, plan = once.pop()
+        if how.verify_weights:
+            check_weights(sources, progress)
         carry_out(model, plan, progress=progress)
         return model
 
@@ -109,7 +113,8 @@ def find_reference(
             remedy = "name the folder of the stock model as the reference"
             raise UnsupportedError("a model in memory does not say where its stock form is", STOCK, remedy)
         return _stock(model, how.device, dtype)
-    if locate(against, download_weights=False).home is not None:
+    files = locate(against, download_weights=False)
+    if files.home is not None and not files.is_native:
         return _stock(against, how.device, dtype)
     return by_ktitan(against, how)
 

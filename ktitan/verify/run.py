@@ -57,6 +57,7 @@ def verify_model(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     lora: str | Path | None = None,
+    verify_weights: bool = False,
     against_device: str | None = None,
     against_dtype: str = "float32",
     chunk_tokens: int | None = None,
@@ -75,7 +76,7 @@ def verify_model(
         text: a UTF-8 file, cut into windows of `window` tokens by the tokenizer of MODEL.
         rows: only the first so many windows.
         tokenizer: for `text`, where the model is in memory.
-        gguf_path, rules, budget, device, dtype, lora: how MODEL is loaded; see `ktitan.load`.
+        gguf_path, rules, budget, device, dtype, lora, verify_weights: how MODEL is loaded; see `ktitan.load`.
         against_device, against_dtype: where the reference computes (default: as `device`), and what a stock one
             computes in.
         chunk_tokens: tokens in one pass; None: up to 512, fewer with a large vocabulary.
@@ -91,7 +92,7 @@ def verify_model(
         raise UnsupportedError("token ids or a text are to be scored, one of the two", "ids, text", "give one of them")
     cut = windows_of_ids(ids) if ids is not None else None
     context = window if cut is None else max(map(len, cut[0]))
-    how = Loading(gguf_path, rules, budget, device, dtype, lora, context)
+    how = Loading(gguf_path, rules, budget, device, dtype, lora, context, verify_weights)
     candidate = living(model, tokenizer) if isinstance(model, nn.Module) else by_ktitan(model, how)
     windows, source = cut if cut is not None else windows_of_text(str(text), candidate.tokenizer(), window)
     windows = windows[:rows]

@@ -19,13 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from ktitan.errors import Fault, FormatError, IoError, KtitanError, UnsupportedError, WeightError
 from ktitan.formats import formats
-from ktitan.weights.files import FileStamp, is_file, names_in, open_regular
+from ktitan.weights.files import FileStamp, is_file, open_regular
 from ktitan.weights.native_format import (
     ALIGN_BYTES,
-    ENDING,
     FORMAT,
     INDEX_NAME,
-    JOURNAL_NAME,
     LAYOUT,
     MAX_INDEX_BYTES,
     PAGE_BYTES,
@@ -45,7 +43,6 @@ __all__ = [
     "NativeFiles",
     "NativeRecord",
     "Piece",
-    "is_native",
     "part_bytes",
     "read_index",
     "read_native",
@@ -122,11 +119,6 @@ class NativeFiles:
             raise kind.from_faults([fault for _, fault in self.faults], f"{len(self.faults)} faults in the native model")
 
 
-def is_native(folder: Path) -> bool:
-    """Whether a folder is a native model, or what a conversion that did not end left of one."""
-    return is_file(folder / INDEX_NAME) or is_file(folder / JOURNAL_NAME) or bool(names_in(folder, ENDING))
-
-
 def read_native(folder: Path) -> NativeFiles:
     """Index and headers of a native model; faults in the files are collected in the result.
 
@@ -193,7 +185,7 @@ def _refuse_others(name: Any, version: Any, layout: Any, where: str) -> None:
         raise FormatError(f"its format is {str(name)[:80]!r}, not {FORMAT}", where, CONVERT_AGAIN)
     if str(version) != str(VERSION):
         remedy = "use the ktitan that wrote it, a newer one, or convert the model again"
-        raise UnsupportedError(f"{FORMAT} version {str(version)[:20]!r}; this ktitan reads {VERSION}", where, remedy)
+        raise UnsupportedError(f"{FORMAT} version {str(version)[:20]}; this ktitan reads {VERSION}", where, remedy)
     if layout != LAYOUT:
         message = f"layout {str(layout)[:80]!r} is not known here; this ktitan reads {LAYOUT!r}"
         raise UnsupportedError(message, where, "use the ktitan that wrote it, or convert the model again")

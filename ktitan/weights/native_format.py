@@ -10,9 +10,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ktitan.weights.files import is_file, names_in
 
 __all__ = [
     "ALIGN_BYTES",
@@ -33,6 +36,7 @@ __all__ = [
     "file_name",
     "header_bytes",
     "index_text",
+    "is_native",
     "split_record",
     "stored_digest",
     "stripe_name",
@@ -131,6 +135,15 @@ class RecordEntry(_Strict):
     crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 
 
+def is_native(folder: Path) -> bool:
+    """Whether a folder is a native model, or what a conversion that did not end left of one.
+
+    Raises:
+        IoError: it cannot be looked at.
+    """
+    return is_file(folder / INDEX_NAME) or is_file(folder / JOURNAL_NAME) or bool(names_in(folder, ENDING))
+
+
 def split_record(name: str) -> tuple[str, int | None]:
     """Module and expert's number out of a record's name: "model.layers.3.mlp.experts[17]"."""
     found = _RECORD.fullmatch(name)
@@ -154,10 +167,10 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def index_text(index: Index) -> bytes:
+def index_text(fields: Mapping[str, Any]) -> bytes:
     """The index as it is stored: its first value is the SHA-256 of the text with zeros in that place."""
-    fields = json.dumps(index.model_dump(), ensure_ascii=True, indent=1)
-    text = f'{_DIGEST_START}{_NO_DIGEST}",\n{fields[1:].lstrip()}\n'.encode()
+    listed = json.dumps(dict(fields), ensure_ascii=True, indent=1)
+    text = f'{_DIGEST_START}{_NO_DIGEST}",{listed[1:]}\n'.encode()
     return text.replace(_NO_DIGEST.encode(), digest(text).encode(), 1)
 
 

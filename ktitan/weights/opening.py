@@ -11,7 +11,7 @@ from ktitan.errors import WeightError
 from ktitan.weights.files import is_file, is_folder, names_in, stamp_of
 from ktitan.weights.gguf_source import open_gguf
 from ktitan.weights.live_source import LiveSource
-from ktitan.weights.native_files import is_native
+from ktitan.weights.native_format import is_native
 from ktitan.weights.native_source import open_native
 from ktitan.weights.safetensors_source import INDEX_NAME, PICKLED, PICKLED_REMEDY, open_safetensors
 from ktitan.weights.source import WeightSource

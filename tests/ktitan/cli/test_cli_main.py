@@ -25,6 +25,8 @@ LIGHT = [
     ["list", "--help"],
     ["rm", "--help"],
     ["doctor", "--help"],
+    ["convert", "--help"],
+    ["convert", "only-a-source"],
     ["--hardware"],
     ["--hardware", "--json"],
     [],
