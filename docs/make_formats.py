@@ -32,7 +32,7 @@ Written by `docs/make_formats.py` from the tables that ktitan computes with; do 
 | GGUF 1, GGUF big endian | no: convert the file again, or with gguf's `gguf-convert-endian` |
 | `.bin`, `.pth` (pickled) | no: they can run code. Save the model with transformers' `save_pretrained` |
 | packed HuggingFace checkpoints: `quantization_config` in config.json (GPTQ, AWQ, FP8, compressed-tensors, bitsandbytes, MXFP4) | not in this version, refused with the `quant_method`; a GGUF beside the folder (`gguf_path`) takes their place |
-| a native format of ktitan's own | not yet |
+| Titan Native: a folder that `ktitan convert` made, with any format of these tables; [native.md](native.md) has the bytes | yes |
 
 Headers are checked against the file's size before anything is read; what is wrong with one is in
 [errors.md](errors.md#formaterror).

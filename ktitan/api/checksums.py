@@ -34,7 +34,9 @@ def check_weights(sources: Sequence[WeightSource], progress: Progress | None = N
         HardwareError: the native library, which computes them, is not there.
     """
     without = [
-        Fault("it carries no checksums", source.path, "leave --verify-weights out, or convert the model: ktitan convert")
+        Fault(
+            "it carries no checksums", source.path, "leave --verify-weights out, or convert the model: ktitan convert"
+        )
         for source in sources
         if not isinstance(source, NativeSource)
     ]

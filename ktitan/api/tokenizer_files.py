@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ktitan.api.config_file import own_code_message
 from ktitan.errors import Fault, FormatError, UnsupportedError, WeightError
@@ -13,10 +13,13 @@ from ktitan.weights.files import is_file
 from ktitan.weights.foreign import first_line, refused
 from ktitan.weights.json_files import read_json
 
-__all__ = ["check_vocabulary", "load_tokenizer"]
+__all__ = ["AS_IT_IS", "SETTINGS", "check_vocabulary", "load_tokenizer"]
 
 SETTINGS = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
+# A key that `ktitan convert` writes where the tokenizer is out of a GGUF: tokenizer.json says all. AutoTokenizer would
+# take the class of the model's family, which for some (qwen2) puts a splitting of its own in place of the file's.
+AS_IT_IS = "ktitan_as_it_is"
 # Files of a tokenizer that are JSON objects; the others are read by the tokenizer's class alone.
 JSON_FILES = (SETTINGS, TOKENIZER, "special_tokens_map.json", "added_tokens.json")
 ONE_CHECKPOINT = "tokenizer and weights are of different checkpoints: take both from one"
@@ -39,7 +42,8 @@ def load_tokenizer(home: Path) -> PreTrainedTokenizerBase:
         raise FormatError(f"chat_template is {kind}, not text", str(home / SETTINGS), "download the file again")
     try:
         with refused(FormatError, "the tokenizer cannot be used", home, "download the tokenizer's files again"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(home, trust_remote_code=False, local_files_only=True)
+            loader: Any = PreTrainedTokenizerFast if settings.get(AS_IT_IS) is True else AutoTokenizer
+            tokenizer: Any = loader.from_pretrained(home, trust_remote_code=False, local_files_only=True)
             # Much of what the files say is looked at when it is used: lengths, and the token for what is unknown.
             tokenizer.decode(tokenizer("a \U0010fffd")["input_ids"])
     except FormatError as error:

@@ -17,7 +17,9 @@ def convert(
     destination: Annotated[Path, typer.Argument(metavar="DST", help="New folder, or one where this did not end.")],
     stripe: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Folder on a further drive: records are cut over DST and it. May be repeated."),
+        typer.Option(
+            metavar="DIR", help="Folder on a further drive: records are cut over DST and it. May be repeated."
+        ),
     ] = None,
 ) -> None:
     """Write SRC as a Titan Native directory: one aligned read a record, a checksum each. DST is a MODEL then.

@@ -69,7 +69,7 @@ def serve(
     """
     if (model is None) == (model_path is None):
         raise typer.BadParameter("give MODEL once: as an argument, or as --model-path")
-    loading = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
+    loading: dict[str, Any] = {"gguf_path": gguf_path, "rules": rules, "device": device, "dtype": dtype.value}
     if verify_weights:
         loading["verify_weights"] = True
     start_server(

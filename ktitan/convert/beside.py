@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
 
 from ktitan.api.build import build_tokenizer, generation_config_of, read_config
 from ktitan.api.planning import Prepared
+from ktitan.api.tokenizer_files import AS_IT_IS, SETTINGS
 from ktitan.convert.writer import replace_file, sync_folder, written
 from ktitan.errors import FormatError
 from ktitan.weights.files import names_in, open_regular
 from ktitan.weights.foreign import refused
+from ktitan.weights.json_files import read_json
 
 __all__ = ["write_beside"]
 
@@ -52,13 +55,14 @@ def _make(ready: Prepared, destination: Path) -> None:
     config = read_config(ready.files, ready.sources)  # that of the model has the dtype of this machine
     tokenizer = build_tokenizer(ready.files, ready.sources)
     generation = generation_config_of(ready.model, None, ready.sources)
-    before = set(os.listdir(destination))
     with refused(FormatError, "config or tokenizer cannot be saved", destination, "convert the HuggingFace folder"):
         config.save_pretrained(destination)
         tokenizer.save_pretrained(destination)
         if generation is not None:
             generation.save_pretrained(destination)
-    for name in set(os.listdir(destination)) - before:
+    settings = {**read_json(destination / SETTINGS), AS_IT_IS: True}
+    replace_file(destination / SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False).encode())
+    for name in (name for name in os.listdir(destination) if name.endswith((".json", ".jinja"))):
         with written(destination / name), (destination / name).open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(destination)

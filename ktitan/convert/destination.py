@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from ktitan.tiers import format_bytes
 from ktitan.weights.files import is_file, is_folder, names_in, stat_of
 from ktitan.weights.json_files import read_json
 from ktitan.weights.native_files import read_index
-from ktitan.weights.native_format import ENDING, INDEX_NAME, JOURNAL_NAME, MOST_STRIPES, VERSION, stripe_name
+from ktitan.weights.native_format import INDEX_NAME, JOURNAL_NAME, MOST_STRIPES, VERSION, stripe_name
 
 __all__ = ["Claim", "check_room", "claim", "locked"]
 
@@ -114,9 +114,13 @@ def _refuse_others_files(folders: Sequence[Path]) -> None:
     """Folders that are there must be empty."""
     faults = []
     for folder in folders:
-        names = [name for name in names_in(folder, "") if name != f"{JOURNAL_NAME}{PART_ENDING}"] if folder.exists() else []
+        names = (
+            [name for name in names_in(folder, "") if name != f"{JOURNAL_NAME}{PART_ENDING}"] if folder.exists() else []
+        )
         if names:
-            faults.append(Fault(f"it holds something else: {names[0]!r}", str(folder), "give an empty folder or a new one"))
+            faults.append(
+                Fault(f"it holds something else: {names[0]!r}", str(folder), "give an empty folder or a new one")
+            )
     if faults:
         raise UnsupportedError.from_faults(faults, f"{len(faults)} folders are in use")
 

@@ -86,7 +86,9 @@ def _records_of(
         layout = layout_of(expressions[own]) if len(shape) == 2 else None
         if layout is not None:
             layouts[own] = layout
-        rows = ((_plain_format(expressions[own], tensor), math.prod(shape[:-1])),) if layout is None else layout.segments
+        rows = (
+            ((_plain_format(expressions[own], tensor), math.prod(shape[:-1])),) if layout is None else layout.segments
+        )
         parts += _parts_of(own, shape, rows, end)
     size = parts[-1].at + part_bytes(parts[-1])
     nbytes = -(-size // PAGE_BYTES) * PAGE_BYTES
@@ -117,7 +119,7 @@ def _parts_of(own: str, shape: list[int], segments: Sequence[tuple[str, int]], e
 
 
 def _plain_format(expression: Expression, tensor: torch.Tensor) -> str:
-    """What holds the numbers of a tensor without stored rows: the plain format of its parts, float32 for what is computed."""
+    """What holds a tensor without stored rows: the plain format of its parts, float32 for what is computed."""
     names = expression.formats
     if len(names) == 1 and find_format(names[0], "tensor").torch_dtype is not None and not _is_shifted(expression):
         return names[0]

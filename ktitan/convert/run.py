@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ktitan.convert.layout import PlannedFile, plan_files
 from ktitan.convert.records import PlannedRecord, RecordBytes, plan_records
 from ktitan.convert.writer import GroupWriter, replace_file
 from ktitan.errors import KtitanError, WeightError
+from ktitan.native.crc import crc32c
 from ktitan.weights.binding import WeightMap, bind
 from ktitan.weights.files import is_file, stat_of
 from ktitan.weights.native_files import Piece
@@ -83,6 +85,7 @@ def convert_model(
         IoError: reading or writing failed; the same call goes on.
         HardwareError: the native library, which computes the checksums, is not there.
     """
+    crc32c(b"")  # where that is refused nothing need be begun
     destination = Path(destination)
     folders = stripe_folders(destination, [Path(one) for one in stripes])
     ready = prepare(model, device="cpu")
@@ -140,7 +143,7 @@ class _Run:
             source.close()
         write_beside(self.ready, self.destination)
         replace_file(self.destination / INDEX_NAME, index_text(self._index(wanted).model_dump()))
-        (self.destination / JOURNAL_NAME).unlink()
+        (self.destination / JOURNAL_NAME).unlink(missing_ok=True)
         return self._result(sum(self.nbytes[group] for group in whole))
 
     def _result(self, kept: int) -> Converted:
@@ -152,16 +155,19 @@ class _Run:
         """Groups whose files are all there, with the headers that they would get and the checksums that those state."""
         found = {group: self._pieces_there(files) for group, files in self.plans.items()}
         there = {group: pieces for group, pieces in found.items() if pieces is not None}
-        step, total = 0, sum(piece.nbytes for pieces in there.values() for piece in pieces)
+        before, total = 0, sum(piece.nbytes for pieces in there.values() for piece in pieces)
         whole: set[str] = set()
         for group, pieces in there.items():
-            faults = piece_faults(pieces, lambda done, _, step=step: self.progress("check what is there", step + done, total))
-            step += self.nbytes[group]
+            faults = piece_faults(pieces, partial(self._checked, before, total))
+            before += self.nbytes[group]
             for fault in faults:
                 logger.warning("%s; it is written anew", fault)
             if not faults:
                 whole.add(group)
         return whole
+
+    def _checked(self, before: int, total: int, done: int, _: int) -> None:
+        self.progress("check what is there", before + done, total)
 
     def _pieces_there(self, files: Sequence[PlannedFile]) -> list[Piece] | None:
         pieces: list[Piece] = []

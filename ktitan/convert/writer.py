@@ -108,7 +108,7 @@ def written(path: Path) -> Iterator[None]:
 
 
 def _write_all(handle: BinaryIO, data: np.ndarray) -> None:
-    view = memoryview(data)
+    view = data.data
     while view:
         count = handle.write(view)
         view = view[count:]

@@ -14,7 +14,9 @@ __all__ = ["doctor"]
 def doctor(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", exists=True, help="Where models lie, or a native model to check; default: the hub's cache."),
+        typer.Argument(
+            metavar="PATH", exists=True, help="Where models lie, or a native model to check; default: the hub's cache."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """The files of a Titan Native directory, checked before anything in them is used.
 
-Everything is held against everything else: the index against its own checksum, files against the index, each header against
-its checksum, records against their pieces, parts against their record. All faults are found, not the first.
+Everything is held against everything else: the index against its own checksum, files against the index, each header
+against its checksum, records against their pieces, parts against their record. All faults are found, not the first.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class NativeFiles:
         """
         if self.faults:
             kind: Any = self.faults[0][0]
-            raise kind.from_faults([fault for _, fault in self.faults], f"{len(self.faults)} faults in the native model")
+            raise kind.from_faults(
+                [fault for _, fault in self.faults], f"{len(self.faults)} faults in the native model"
+            )
 
 
 def read_native(folder: Path) -> NativeFiles:
@@ -231,9 +233,7 @@ def _read_file(
         raise FormatError("its header is not the one that the index knows: damaged or changed", str(path), COPY_AGAIN)
     found.stamps[str(path)] = stamp
     metadata: Mapping[str, str] = header.pop("__metadata__", {})
-    _refuse_others(
-        metadata.get("titan.format"), metadata.get("titan.version"), metadata.get("titan.layout"), str(path)
-    )
+    _refuse_others(metadata.get("titan.format"), metadata.get("titan.version"), metadata.get("titan.layout"), str(path))
     parts = _parsed(metadata.get("titan.parts", ""), _PARTS.validate_python, str(path))
     records = _parsed(metadata.get("titan.records", ""), _RECORDS.validate_python, str(path))
     if set(records) != set(header):

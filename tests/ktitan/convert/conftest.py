@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+import ktitan
+from ktitan.native import native_reason
+
 from support.good_models import save_folder, save_gguf
 from support.tiny_models import tiny_model
 from support.tiny_tokenizer import tiny_tokenizer
 
-import ktitan
-from ktitan.native import native_reason
 
 @pytest.fixture(autouse=True)
 def needs_the_library():

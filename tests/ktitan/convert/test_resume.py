@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -193,7 +192,7 @@ def test_what_is_not_ours_is_left_alone(small, tmp_path):
     with pytest.raises(UnsupportedError, match="something else"):
         convert_model(small[0], small[0])
     for stripes in ([tmp_path / "a", tmp_path / "a"], [tmp_path / "new"], [tmp_path / "file"]):
-        with pytest.raises(UnsupportedError, match="named twice|no folder"):
+        with pytest.raises(UnsupportedError, match=r"named twice|no folder"):
             convert_model(small[0], tmp_path / "new", stripes=stripes)
     assert os.listdir(tmp_path / "full") == ["letter.txt"]
 
@@ -244,7 +243,6 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
         peaks[name] = memory("VmHWM") - before
     assert made.nbytes > 200 << 20
     assert peaks["large"] - peaks["tiny"] < 48 << 20
-    assert torch.initial_seed() is not None
 
 
 def memory(field):
