@@ -192,7 +192,8 @@ def plan_injection(
         adapter=adapter,
     )
     plan = make(parsed)
-    return plan if written else stream_to_fit(plan, parsed, make)
+    # Originals in RAM would hold the very bytes that streaming leaves on the drive.
+    return plan if written or keep_original else stream_to_fit(plan, parsed, make)
 
 
 def default_device(hardware: Hardware) -> str:

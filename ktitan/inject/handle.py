@@ -162,7 +162,7 @@ class Handle:
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         """The handle of a copied model: it knows the plan, but must not undo the original's edits."""
         twin = copy.copy(self)
-        twin._model = copy.deepcopy(self._model, memo)
+        twin._model, twin._store = copy.deepcopy(self._model, memo), self._store
         twin._journal, twin._replaced, twin._originals, twin._left = None, [], None, {}
         return twin
 

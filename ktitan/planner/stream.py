@@ -23,7 +23,8 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 def stream_to_fit(plan: Plan, rules: RuleSet, again: Callable[[RuleSet], Plan]) -> Plan:
     """`plan`, or where RAM is all that it lacks, one that streams what computes on the CPU: first routed experts, then
-    linear layers, then embeddings, as few of these kinds as fit.
+    linear layers, then embeddings, as few of these kinds as fit. A kind that would need more for its cache than it
+    takes stays where it is.
 
     Args:
         plan: by `rules`.
@@ -38,12 +39,14 @@ def stream_to_fit(plan: Plan, rules: RuleSet, again: Callable[[RuleSet], Plan]) 
     chosen: list[Decision] = []
     found = plan
     for kind in STEPS:
-        more = _candidates(plan, kind)
-        chosen += more
-        if more:
-            found = again(dataclasses.replace(rules, rules=(*_rules_for(chosen), *rules.rules)))
-            if not _exceeds(found):
-                break
+        wider = [*chosen, *_candidates(plan, kind)]
+        if len(wider) == len(chosen):
+            continue
+        made = again(dataclasses.replace(rules, rules=(*_rules_for(wider), *rules.rules)))
+        if _least(made) < _least(found):
+            found, chosen = made, wider
+        if not _exceeds(found):
+            break
     if chosen:
         found.origin += f", {len(chosen)} modules streamed"
         found.notes.insert(0, _note(plan, found, chosen))
@@ -54,6 +57,11 @@ def stream_to_fit(plan: Plan, rules: RuleSet, again: Callable[[RuleSet], Plan]) 
 
 def _exceeds(plan: Plan) -> bool:
     return "ram" in plan.limits and plan.totals["ram"] > plan.limits["ram"]
+
+
+def _least(plan: Plan) -> int:
+    """RAM that a plan cannot do without."""
+    return plan.totals["ram"] - (0 if plan.cache is None else plan.cache_bytes - plan.cache.least_bytes)
 
 
 def _candidates(plan: Plan, kind: str) -> list[Decision]:

@@ -34,7 +34,8 @@ def calls(monkeypatch):
     def load(model, *, progress, **options):
         seen.update(model=model, load=options)
         plan = SimpleNamespace(summary=lambda **_: "PLAN")
-        return SimpleNamespace(ktitan=SimpleNamespace(plan=plan)), SimpleNamespace(chat_template="yes")
+        handle = SimpleNamespace(plan=plan, store_stats=lambda: None)
+        return SimpleNamespace(ktitan=handle), SimpleNamespace(chat_template="yes")
 
     def stream(model, tokenizer, messages, *, stats, on_prompt, **options):
         seen.update(messages=messages, stream=options)
