@@ -16,7 +16,7 @@ from ktitan.tiers.store import TierStore
 from support.adapters import random_tensors, sizes_of, write_adapter
 from support.operator_rig import fresh_seed
 from support.packed_models import write_packed
-from support.streaming import budget, rules
+from support.streaming_rules import budget, rules
 from support.tiny_models import on_meta, save_tiny
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "mixtral", "deepseek_v3"]

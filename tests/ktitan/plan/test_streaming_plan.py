@@ -17,7 +17,7 @@ from ktitan.weights.rows import stored_rows
 
 from support.operator_rig import fresh_seed
 from support.packed_models import CONFIGS, write_packed
-from support.streaming import rules
+from support.streaming_rules import rules
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -11,7 +11,7 @@ from ktitan.server.tiers import Tiers
 
 from support.operator_rig import fresh_seed
 from support.packed_models import write_packed
-from support.streaming import rules
+from support.streaming_rules import rules
 
 
 @pytest.fixture
