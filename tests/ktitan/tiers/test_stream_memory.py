@@ -1,4 +1,4 @@
-"""Memory is what was allowed, reads are what is counted, and nothing grows: the quick version of tools/check_stream.py."""
+"""Memory is what was allowed, reads are what is counted, nothing grows; tools/check_stream.py does it at length."""
 
 import json
 import os
