@@ -54,10 +54,10 @@ def load_resident(path, **options):
     return ktitan.load(path, rules=rules("cpu"), device="cpu", **options)[0]
 
 
-def load_streamed(path, share, **options):
+def load_streamed(path, share, embedding="streamed", **options):
     """The model and its store, which holds `share` of the streamed weights."""
     with cache_of(share) as opened:
-        model, _ = ktitan.load(path, rules=rules("streamed"), device="cpu", **options)
+        model, _ = ktitan.load(path, rules=rules("streamed", embedding), device="cpu", **options)
     assert len(opened) == 1
     return model, opened[0].store
 

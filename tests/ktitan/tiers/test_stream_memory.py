@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
-from support.memory_cgroup import memory_cgroup
+from support.memory_cgroup import memory_cgroup, why_not
 from support.streaming import save_mixture
 
 MIB = 1 << 20
@@ -16,7 +17,7 @@ SPARE = 64 * MIB
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
-    """86 MB in 4 layers of 32 experts: large beside what a run of Python varies by."""
+    """85 MB in 4 layers of 32 experts."""
     return save_mixture(tmp_path_factory.mktemp("memory"), experts=32, layers=4, hidden=256, neurons=1536)
 
 
@@ -28,7 +29,7 @@ def one_layer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def program(repository):
     """Runs support/stream_program.py; gives what it reports."""
-    environment = {**os.environ, "PYTHONPATH": str(repository / "tests"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{repository}:{repository}/tests", "OMP_NUM_THREADS": "1"}
 
     def run(model, *options, group=None):
         command = [sys.executable, "-P", "-m", "support.stream_program", str(model), *map(str, options)]
@@ -43,28 +44,32 @@ def program(repository):
     return run
 
 
-def test_memory_stays_within_the_budget_and_a_cgroup_of_that_size(mixture, one_layer, program):
+def test_memory_stays_within_the_budget_in_a_cgroup_of_that_size(mixture, one_layer, program):
     budget = 40 * MIB
-    least = program(one_layer, "--ram", budget)["peak_rss"]
-    allowed = budget + least + SPARE
-    assert program(mixture, "--ram", budget)["peak_rss"] <= allowed
-    with memory_cgroup(allowed) as group:
-        assert program(mixture, "--ram", budget, group=group)["after"]["evictions"] > 0
+    allowed = budget + program(one_layer, "--ram", budget)["peak_rss"] + SPARE
+    with memory_cgroup(allowed) if why_not() is None else nullcontext() as group:
+        found = program(mixture, "--ram", budget, group=group)
+    assert found["peak_rss"] <= allowed
+    assert found["after"]["evictions"] > 0 and found["after"]["arena_bytes"] <= budget
 
 
-def test_counters_add_up_and_agree_with_the_kernel(mixture, program):
-    found = program(mixture, "--share", 0.3, "--tokens", 60, "--prompts")
-    before, after = found["before"], found["after"]
+@pytest.fixture(scope="module")
+def long_run(mixture, program):
+    """Two answers with a cache of 15 %."""
+    return program(mixture, "--share", 0.15, "--tokens", 900, "--prompts")
+
+
+def test_counters_add_up_and_agree_with_the_kernel(long_run):
+    before, after = long_run["before"], long_run["after"]
     assert after["demands"] == after["hits"] + after["misses"]
-    assert after["io"]["wanted_bytes"] <= after["io"]["read_bytes"]
-    if after["io"]["direct_files"] < after["io"]["files"] or not found["kernel_bytes"]:
-        pytest.skip("this drive is read through the page cache, or is none")
+    assert 0 < after["io"]["wanted_bytes"] <= after["io"]["read_bytes"]
+    if after["io"]["direct_files"] < after["io"]["files"] or not long_run["kernel_bytes"]:
+        pytest.skip("this file system is read through the page cache, or lies on no drive")
     counted = after["io"]["read_bytes"] - before["io"]["read_bytes"]
-    assert counted > 0 and abs(found["kernel_bytes"] - counted) <= 0.02 * counted
+    assert abs(long_run["kernel_bytes"] - counted) <= 0.02 * counted
 
 
-def test_nothing_grows(mixture, program):
-    found = program(mixture, "--share", 0.15, "--tokens", 2000, "--prompts")
-    (_, first_rss, first_files), *_, (_, last_rss, last_files) = found["samples"]
+def test_nothing_grows(long_run):
+    (_, first_rss, first_files), *_, (_, last_rss, last_files) = long_run["samples"]
     assert last_files == first_files
     assert last_rss <= first_rss + 4 * MIB
