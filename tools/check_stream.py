@@ -1,17 +1,16 @@
 """Proves on a large model that streaming keeps its promises; by hand, as root, on a quiet drive.
 
-    python -P tools/check_stream.py bits MODEL ONE_LAYER    same bits, memory within budget + R0 + 64 MB, also in a cgroup
-    python -P tools/check_stream.py long MODEL [--share 0.15] [--tokens 10000]            no growth, counters add up
+python -P tools/check_stream.py bits MODEL ONE_LAYER    same bits; memory within budget + R0 + 64 MB, also in a cgroup
+python -P tools/check_stream.py long MODEL [--share 0.15] [--tokens 10000]    no growth, counters add up
 
-MODEL and ONE_LAYER come from examples/make_moe.py (--experts 96, and --experts 8 --layers 1). R0 is the peak of the same
-program with the one-layer model. Each run is a process of its own: tests/support/stream_program.py.
+MODEL and ONE_LAYER come from examples/make_moe.py (--experts 96, and --experts 8 --layers 1). R0 is the peak of the
+same program with the one-layer model. Each run is a process of its own: tests/support/stream_program.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -30,13 +29,13 @@ def program(model: Path, *options: object, limit_bytes: int | None = None) -> di
     """What a run reports; with `limit_bytes` it runs in a memory cgroup of that size, and must live."""
     from support.memory_cgroup import memory_cgroup
 
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "support.stream_program", str(model), *map(str, options)]
+    command = ["env", f"PYTHONPATH={ROOT}:{ROOT}/tests", "OMP_NUM_THREADS=1", sys.executable, "-P"]
+    command += ["-m", "support.stream_program", str(model), *map(str, options)]
     with memory_cgroup(limit_bytes) if limit_bytes else nullcontext() as group:
         if group is None:
-            done: Any = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            done: Any = subprocess.run(command, capture_output=True, text=True, check=False)
         else:
-            done = group.run(command, env=environment)
+            done = group.run(command)
     if done.returncode:
         raise SystemExit(f"the run failed ({done.returncode}): {' '.join(command)}\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout)
@@ -54,17 +53,23 @@ def line(name: str, found: dict[str, Any]) -> str:
         demands, hits = (after[name] - before[name] for name in ("demands", "hits"))
         counted = after["io"]["read_bytes"] - before["io"]["read_bytes"]
         text += (
-            f", cache {found['cache_bytes'] / 1e6:.0f} of {found['streamed_bytes'] / 1e6:.0f} MB, hits {hits / demands:.3f}"
-            f", read {counted / 1e6:.0f} MB (kernel {found['kernel_bytes'] / 1e6:.0f})"
+            f", cache {found['cache_bytes'] / 1e6:.0f} of {found['streamed_bytes'] / 1e6:.0f} MB"
+            f", hits {hits / demands:.3f}, read {counted / 1e6:.0f} MB (kernel {found['kernel_bytes'] / 1e6:.0f})"
         )
     return f"{text}, {found['tokens_per_second']:.2f} tokens/s"
+
+
+def say(text: str) -> None:
+    """A line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def check(holds: bool, what: str) -> None:
     """Stop at the first promise that is not kept."""
     if not holds:
         raise SystemExit(f"NOT SO: {what}")
-    print(f"           {what}", flush=True)
+    say(f"           {what}")
 
 
 def check_counters(found: dict[str, Any]) -> None:
@@ -79,14 +84,14 @@ def check_bits(given: argparse.Namespace) -> None:
     """Every budget gives what the resident run gives, in the memory that it was allowed."""
     weights = given.model.stat().st_size
     expected = program(given.model, "--resident", "--tokens", given.tokens)
-    print(line("resident", expected), flush=True)
+    say(line("resident", expected))
     for share in SHARES:
         budget = int(share * weights)
         options = ("--ram", budget, "--tokens", given.tokens)
         one_layer = program(given.one_layer, *options)
         allowed = budget + one_layer["peak_rss"] + SPARE_BYTES
         found = program(given.model, *options, limit_bytes=allowed)
-        print(line("R0", one_layer), line(f"{share:.0%}", found), sep="\n", flush=True)
+        say(f"{line('R0', one_layer)}\n{line(f'{share:.0%}', found)}")
         same = (found["logits"], found["greedy"]) == (expected["logits"], expected["greedy"])
         check(same, f"logits and {given.tokens} greedy tokens have the bits of the resident run")
         check(
@@ -99,9 +104,9 @@ def check_bits(given: argparse.Namespace) -> None:
 def check_long(given: argparse.Namespace) -> None:
     """Memory and descriptors of many answers."""
     found = program(given.model, "--share", given.share, "--tokens", given.tokens, "--prompts")
-    print(line(f"{given.share:.0%}", found))
+    say(line(f"{given.share:.0%}", found))
     _, rss, files = zip(*found["samples"], strict=True)
-    print(f"           resident MB after each answer: {[round(size / 1e6) for size in rss]}; descriptors: {set(files)}")
+    say(f"           resident MB after each answer: {[round(size / 1e6) for size in rss]}; descriptors: {set(files)}")
     check(len(set(files)) == 1, "descriptors do not grow")
     # The first answer makes what later ones use again.
     half = len(rss) // 2

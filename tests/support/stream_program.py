@@ -1,6 +1,6 @@
 """A process that streams a model and says as JSON what it took: run as a program, so that its peak is its own.
 
-PYTHONPATH=tests python -P -m support.stream_program MODEL [--ram BYTES | --share SHARE | --resident] [--tokens N]
+PYTHONPATH=.:tests python -P -m support.stream_program MODEL [--ram BYTES | --share SHARE | --resident] [--tokens N]
 """
 
 import argparse
