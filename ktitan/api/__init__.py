@@ -11,7 +11,7 @@ from ktitan.api.planning import plan_model
 from ktitan.api.threads import set_threads
 from ktitan.engine.conversation import Conversation, encode_rendered, encode_text, render_messages
 from ktitan.engine.detokenize import Detokenizer, StopStrings, skipped_ids
-from ktitan.engine.generate import GenerationStats, end_ids, generate_steps, generate_tokens, stream
+from ktitan.engine.generate import GenerationStats, end_ids, generate_steps, generate_tokens, new_cache, stream
 from ktitan.engine.sampling import Sampling
 from ktitan.engine.steps import PromptProgress, Token
 from ktitan.plan.write import to_rules
@@ -37,6 +37,7 @@ __all__ = [
     "load",
     "locate_model",
     "native_faults",
+    "new_cache",
     "optimize_and_load",
     "plan_model",
     "render_messages",

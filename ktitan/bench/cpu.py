@@ -153,10 +153,10 @@ def llamacpp(model: str | Path, peer: str, threads: int, positions: int) -> Side
 
     def side(ids: np.ndarray, new: int) -> tuple[float, float]:
         if process.stdin is not None:
-            process.stdin.write(json.dumps([ids.tolist(), new]) + "\n")
+            process.stdin.write(json.dumps([ids.tolist(), ids[:1].tolist() * new]) + "\n")
             process.stdin.flush()
-        prefill, decode = json.loads(_answer(process) or "[]") or (math.nan, math.nan)
-        return prefill, decode
+        prefill, steps = json.loads(_answer(process) or "[]") or (math.nan, [math.nan])
+        return prefill, sum(steps)
 
     return side
 

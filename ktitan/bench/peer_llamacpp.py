@@ -2,8 +2,9 @@
 
 A process of its own, because ktitan sets how OpenMP's idle threads wait, which costs llama.cpp a third of its speed.
 
-Arguments: MODEL THREADS POSITIONS. Each line on stdin is a JSON list [ids, new tokens]; the answer is a JSON list
-[prefill seconds, decode seconds], or one line with the reason when llama.cpp cannot be used.
+Arguments: MODEL THREADS POSITIONS [as-stored]. With the last one weights are used as they are mapped: repacked ones need
+memory of their own. Each line on stdin is a JSON list [ids, ids that follow]; the answer is a JSON list [prefill seconds,
+[seconds of each token that follows]], or one line with the reason when llama.cpp cannot be used.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from typing import Any
 
 
-def main(model: str, threads: int, positions: int) -> None:
+def main(model: str, threads: int, positions: int, as_stored: bool) -> None:
     """Load, say "ready", then answer until stdin ends."""
     try:
         from llama_cpp import Llama
@@ -23,24 +24,41 @@ def main(model: str, threads: int, positions: int) -> None:
         return
     options = {"n_ctx": positions + 8, "n_batch": positions, "n_ubatch": 512, "verbose": False}
     try:
+        if as_stored:
+            _keep_as_stored()
         engine: Any = Llama(model, n_threads=threads, n_threads_batch=threads, **options)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (AttributeError, ValueError, OSError, RuntimeError) as error:
         _say(f"llama.cpp cannot load the file: {error}")
         return
     _say("ready")
     for line in sys.stdin:
-        ids, new = json.loads(line)
-        _say(json.dumps(_timed(engine, ids, new)))
+        ids, following = json.loads(line)
+        _say(json.dumps(_timed(engine, ids, following)))
 
 
-def _timed(engine: Any, ids: list[int], new: int) -> tuple[float, float]:
+def _keep_as_stored() -> None:
+    """Switch repacking off for models that are loaded from now on; `Llama` itself has no option for it."""
+    from llama_cpp import llama_cpp
+
+    make = llama_cpp.llama_model_default_params
+
+    def without() -> Any:
+        parameters = make()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    llama_cpp.llama_model_default_params = without
+
+
+def _timed(engine: Any, ids: list[int], following: list[int]) -> tuple[float, list[float]]:
     engine.reset()
     start = time.perf_counter()
     engine.eval(ids)
-    middle = time.perf_counter()
-    for _ in range(new):
-        engine.eval([ids[0]])
-    return middle - start, time.perf_counter() - middle
+    marks = [time.perf_counter()]
+    for token in following:
+        engine.eval([token])
+        marks.append(time.perf_counter())
+    return marks[0] - start, [after - before for before, after in zip(marks, marks[1:], strict=False)]
 
 
 def _say(text: str) -> None:
@@ -49,4 +67,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "as-stored" in sys.argv[4:])
