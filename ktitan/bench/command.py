@@ -69,3 +69,71 @@ def cpu(
             progress=status.update,
         )
     (print_json if json else print_table)(results, machine(hardware))
+
+
+@bench.command("stream")
+def stream(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf, hub id, or demo.")],
+    limit: Annotated[
+        str | None, typer.Option(help="Memory of either side, 50% (of the model) or 2GiB; root only.", metavar="SIZE")
+    ] = None,
+    ram: Annotated[str | None, typer.Option(help="Budget; default: what the limit leaves.", metavar="SIZE")] = None,
+    rules: Annotated[str | None, typer.Option(help="Rule file of the streamed run; default: auto.")] = None,
+    peer: Annotated[str | None, typer.Option(help="llamacpp: the same on llama-cpp-python.")] = None,
+    peer_python: Annotated[str | None, typer.Option(help="The Python that has the peer; default: this one.")] = None,
+    peer_model: Annotated[str | None, typer.Option(help="What the peer reads; default: MODEL.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens decoded.", min=1)] = 128,
+    prompt: Annotated[int, typer.Option(help="Tokens before them.", min=1)] = 8,
+    pairs: Annotated[int, typer.Option(help="Rounds of all sides.", min=1)] = 3,
+    threads: Annotated[int | None, typer.Option(help="Threads; default: the usable CPUs.", min=1)] = None,
+    resident: Annotated[bool, typer.Option(help="Compare with the model in RAM, where it fits.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the random tokens.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, the machine first.")] = False,
+) -> None:
+    """Measure decoding of MODEL with less RAM than it has bytes, against the drive, the RAM and a peer."""
+    from rich.console import Console
+
+    from ktitan.bench import stream as bench_stream
+    from ktitan.bench.report import machine, print_json, print_table
+    from ktitan.hardware import detect
+
+    case = bench_stream.Case(
+        model, limit, ram, rules, peer, peer_python, peer_model, prompt, tokens, pairs, threads, resident, seed
+    )
+    with Console(stderr=True).status("looking at the machine") as status:
+        hardware = detect()
+        results = bench_stream.run(case, hardware=hardware, progress=status.update)
+    (print_json if json else print_table)(results, machine(hardware))
+
+
+@bench.command("make")
+def make(
+    out: Annotated[Path, typer.Argument(help="The .gguf to write.")],
+    experts: Annotated[int, typer.Option(help="Routed experts of a layer; 0 makes a dense model.", min=0)] = 128,
+    chosen: Annotated[int, typer.Option(help="Experts of a token.", min=1)] = 8,
+    layers: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
+    hidden: Annotated[int, typer.Option(help="Hidden size.", min=32)] = 2048,
+    intermediate: Annotated[int, typer.Option(help="Inner size of an expert or layer.", min=32)] = 768,
+    vocabulary: Annotated[int, typer.Option(help="Tokens.", min=257)] = 49152,
+    format: Annotated[str, typer.Option(help="q4_k or q8_0.")] = "q4_k",
+    uniform: Annotated[bool, typer.Option(help="Route random tokens nearly uniformly.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the numbers.")] = 0,
+) -> None:
+    """Write a GGUF model of random numbers, of any size, to measure with."""
+    from ktitan.bench.synthetic import Shape, write_model
+    from ktitan.errors import IoError
+
+    shape = Shape(
+        layers=layers,
+        hidden=hidden,
+        experts=experts,
+        chosen=min(chosen, experts),
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+        format=format,
+        uniform=uniform,
+    )
+    try:
+        write_model(out, shape, seed)
+    except OSError as error:
+        raise IoError.of(error, out) from error

@@ -50,7 +50,9 @@ class MemoryGroup:
     def peak_bytes(self) -> int:
         """The most that the group has ever held, page cache included; 0 where the kernel does not tell."""
         try:
-            return int((self.folder / ("memory.peak" if self.unified else "memory.max_usage_in_bytes")).read_text("ascii"))
+            return int(
+                (self.folder / ("memory.peak" if self.unified else "memory.max_usage_in_bytes")).read_text("ascii")
+            )
         except OSError:
             return 0
 
@@ -114,4 +116,6 @@ def _remove(folder: Path) -> None:
             time.sleep(_REMOVE_PAUSE)
         else:
             return
-    raise IoError("a control group cannot be removed", str(folder), "end what still runs in it, then remove it by rmdir")
+    raise IoError(
+        "a control group cannot be removed", str(folder), "end what still runs in it, then remove it by rmdir"
+    )

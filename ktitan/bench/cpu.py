@@ -155,7 +155,7 @@ def llamacpp(model: str | Path, peer: str, threads: int, positions: int) -> Side
         if process.stdin is not None:
             process.stdin.write(json.dumps([ids.tolist(), ids[:1].tolist() * new]) + "\n")
             process.stdin.flush()
-        prefill, steps = json.loads(_answer(process) or "[]") or (math.nan, [math.nan])
+        prefill, steps, _ = json.loads(_answer(process) or "[]") or (math.nan, [math.nan], 0)
         return prefill, sum(steps)
 
     return side

@@ -23,7 +23,7 @@ from ktitan.bench.result import Result
 from ktitan.bench.team import Team
 from ktitan.errors import IoError
 
-__all__ = ["SEQUENTIAL_BYTES", "DriveFile", "drive_results", "file_results", "read_target"]
+__all__ = ["SEQUENTIAL_BYTES", "DriveFile", "drive_bytes", "drive_results", "file_results", "read_target"]
 
 LEAST_FILE_BYTES = 256 << 20
 PIECE_BYTES = 16 << 20
@@ -67,7 +67,7 @@ class DriveFile:
         """Close the file."""
         os.close(self._fd)
 
-    def read(self, buffer: mmap.mmap, offset: int) -> None:
+    def read(self, buffer: mmap.mmap | memoryview, offset: int) -> None:
         """Fill `buffer` from `offset`; both are multiples of 4 KiB.
 
         Raises:
@@ -142,7 +142,7 @@ def read_target(path: Path) -> Iterator[Path]:
 def _results(file: DriveFile, team: Team, seconds: float) -> list[Result]:
     sequential, sequential_bytes = _batch(file, team, SEQUENTIAL_BYTES, _sequential(file, SEQUENTIAL_BYTES))
     check = functools.partial(_read_fault, file)
-    drive_before, asked_before = _drive_bytes(), file.asked_bytes
+    drive_before, asked_before = drive_bytes(), file.asked_bytes
     timing = measure(sequential, MAX_RUNS, seconds=seconds, check=check, case="drive-sequential-1MiB")
     results = [
         Result(
@@ -156,7 +156,7 @@ def _results(file: DriveFile, team: Team, seconds: float) -> list[Result]:
     ]
     for name, block_bytes in RANDOM_BYTES.items():
         scattered, scattered_bytes = _batch(file, team, block_bytes, _scattered(file, block_bytes))
-        drive_before, asked_before = _drive_bytes(), file.asked_bytes
+        drive_before, asked_before = drive_bytes(), file.asked_bytes
         pairing = interleave(scattered, sequential, MAX_RUNS, seconds=seconds, case=f"drive-random-{name}")
         results.append(
             Result(
@@ -225,7 +225,7 @@ def _read_fault(file: DriveFile) -> str | None:
     return None
 
 
-def _drive_bytes() -> int | None:
+def drive_bytes() -> int | None:
     """Bytes that this process has had fetched from block devices; None where the kernel does not count them."""
     try:
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
@@ -237,7 +237,7 @@ def _drive_bytes() -> int | None:
 def _metric(file: DriveFile, drive_before: int | None, asked_before: int) -> str:
     """What was measured since the counters stood at `drive_before` and `asked_before`."""
     metric = f"read bandwidth, {DEPTH} in flight, {file.how}"
-    drive_now, asked = _drive_bytes(), file.asked_bytes - asked_before
+    drive_now, asked = drive_bytes(), file.asked_bytes - asked_before
     if drive_before is None or drive_now is None:
         return metric
     share = (drive_now - drive_before) / asked

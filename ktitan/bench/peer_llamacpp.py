@@ -4,7 +4,8 @@ A process of its own, because ktitan sets how OpenMP's idle threads wait, which 
 
 Arguments: MODEL THREADS POSITIONS [as-stored]. With the last one weights are used as they are mapped: repacked ones need
 memory of their own. Each line on stdin is a JSON list [ids, ids that follow]; the answer is a JSON list [prefill seconds,
-[seconds of each token that follows]], or one line with the reason when llama.cpp cannot be used.
+[seconds of each token that follows], bytes read from drives for them], or one line with the reason when llama.cpp cannot
+be used.
 """
 
 from __future__ import annotations
@@ -50,15 +51,23 @@ def _keep_as_stored() -> None:
     llama_cpp.llama_model_default_params = without
 
 
-def _timed(engine: Any, ids: list[int], following: list[int]) -> tuple[float, list[float]]:
+def _timed(engine: Any, ids: list[int], following: list[int]) -> tuple[float, list[float], int]:
     engine.reset()
     start = time.perf_counter()
     engine.eval(ids)
+    prefill, read_bytes = time.perf_counter() - start, _drive_bytes()
     marks = [time.perf_counter()]
     for token in following:
         engine.eval([token])
         marks.append(time.perf_counter())
-    return marks[0] - start, [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    steps = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    return prefill, steps, _drive_bytes() - read_bytes
+
+
+def _drive_bytes() -> int:
+    """`read_bytes` of proc(5): page faults on the mapped file count."""
+    with open("/proc/self/io", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
 def _say(text: str) -> None:

@@ -48,6 +48,7 @@ def _loaded(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         "seconds": time.perf_counter() - start,
         "vocabulary": int(config.vocab_size),
         "token_bytes": token_bytes(model),
+        "budgeted": options["budget"] is not None,
         "streams": bool(_store(model)),
         "record_bytes": _record_bytes(model),
     }
@@ -75,11 +76,12 @@ def _store(model: Any) -> dict[str, Any]:
 def _timed(model: Any, ids: list[int], following: list[int]) -> dict[str, Any]:
     """One sequence: `ids` at once, then `following` one at a time; greedy choices are made and not followed."""
     from ktitan.api import GenerationStats, generate_tokens, new_cache
+    from ktitan.bench.drive import drive_bytes
 
     cache, sequence = new_cache(model), list(ids)
     seconds: list[float] = []
     chosen: list[int] = []
-    before = _store(model)
+    before, read_bytes = _store(model), 0
     for token in [None, *following]:
         if token is not None:
             sequence.append(token)
@@ -88,12 +90,14 @@ def _timed(model: Any, ids: list[int], following: list[int]) -> dict[str, Any]:
         chosen += list(steps)
         seconds.append(stats.prefill_seconds)
         if token is None:
-            before = _store(model)
+            before, read_bytes = _store(model), drive_bytes() or 0
+    read_bytes = (drive_bytes() or 0) - read_bytes
     after = _store(model)
     counts = {name: value - before.get(name, 0) for name, value in after.items() if isinstance(value, int)}
     return {
         "prefill": seconds[0],
         "steps": seconds[1:],
+        "read_bytes": read_bytes,
         "store": counts,
         "arena_bytes": after.get("arena_bytes", 0),
         "uring": after.get("io_uring"),

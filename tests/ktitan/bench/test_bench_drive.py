@@ -155,7 +155,7 @@ def test_bytes_that_the_drive_did_not_read_are_said(tmp_path, monkeypatch, from_
     file = DriveFile(make(tmp_path / "f", 4 * MIB))
     file.close()
     file.asked_bytes = 300
-    monkeypatch.setattr(drive, "_drive_bytes", lambda: 1000 + from_drive)
+    monkeypatch.setattr(drive, "drive_bytes", lambda: 1000 + from_drive)
     metric = drive._metric(file, 1000, 200)
     assert (f"only {from_drive}% of it from the drive" in metric) == said
     assert "from the drive" not in drive._metric(file, None, 200)
