@@ -136,4 +136,4 @@ def make(
     try:
         write_model(out, shape, seed)
     except OSError as error:
-        raise IoError.of(error, out) from error
+        raise IoError.of(error, "the model cannot be written", out) from error

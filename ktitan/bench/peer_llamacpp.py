@@ -2,14 +2,15 @@
 
 A process of its own, because ktitan sets how OpenMP's idle threads wait, which costs llama.cpp a third of its speed.
 
-Arguments: MODEL THREADS POSITIONS [as-stored]. With the last one weights are used as they are mapped: repacked ones need
-memory of their own. Each line on stdin is a JSON list [ids, ids that follow]; the answer is a JSON list [prefill seconds,
-[seconds of each token that follows], bytes read from drives for them], or one line with the reason when llama.cpp cannot
-be used.
+Arguments: MODEL THREADS POSITIONS [as-stored]. With the last one weights are used as they are mapped: repacked ones
+need memory of their own. Each line on stdin is a JSON list [ids, ids that follow]; the answer is a JSON list [prefill
+seconds, [seconds of each token that follows], bytes read from drives for them], or one line with the reason when
+llama.cpp cannot be used.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -60,7 +61,7 @@ def _timed(engine: Any, ids: list[int], following: list[int]) -> tuple[float, li
     for token in following:
         engine.eval([token])
         marks.append(time.perf_counter())
-    steps = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(marks)]
     return prefill, steps, _drive_bytes() - read_bytes
 
 

@@ -53,8 +53,8 @@ class Case:
 
     Attributes:
         model: what `ktitan.load` takes; the peer reads a `.gguf` only.
-        limit: bytes of the memory group of either side; "50%": that share of the model's files beside the program; None: no
-            group.
+        limit: bytes of the memory group of either side; "50%": that share of the model's files beside the program;
+            None: no group.
         ram: budget of the streamed run; None: the limit less the program's own memory and `SLACK_BYTES`.
         rules: rules of the streamed run; None: auto.
         peer: "llamacpp" or None.
@@ -138,9 +138,9 @@ def _program_bytes(case: Case) -> int:
         path = Path(folder) / "one-layer.gguf"
         write_model(path, _ONE_LAYER)
         with Worker(_our_command(case, str(path), None, None), None, given_variables()) as worker:
-            _answer(worker.line(), "the program with one layer", None)
+            _answer(worker, worker.line(), "the program with one layer")
             ids = list(range(3, 3 + case.prompt))
-            _answer(worker.ask(json.dumps([ids, ids])), "the program with one layer", None)
+            _answer(worker, worker.ask(json.dumps([ids, ids])), "the program with one layer")
             return worker.peak_bytes()
 
 
@@ -175,7 +175,13 @@ def _our_command(case: Case, model: str, budget: str | None, rules: str | None) 
     return [sys.executable, "-P", "-m", "ktitan.bench.stream_worker", json.dumps(options)]
 
 
-def _answer(line: str, who: str, group: MemoryGroup | None) -> Any:
+def _peer_command(case: Case, file: str) -> list[str]:
+    script = str(Path(__file__).with_name("peer_llamacpp.py"))
+    python, positions = case.peer_python or sys.executable, str(case.prompt + case.tokens)
+    return [python, "-P", script, file, str(case.threads), positions, "as-stored"]
+
+
+def _answer(worker: Worker, line: str, who: str, group: MemoryGroup | None = None) -> Any:
     """What a worker's line says.
 
     Raises:
@@ -183,8 +189,9 @@ def _answer(line: str, who: str, group: MemoryGroup | None) -> Any:
     """
     if not line:
         killed = group is not None and group.kills() > 0
-        message = f"{who} ended without an answer" + (": the kernel killed it for want of memory" if killed else "")
-        raise UnsupportedError(message, "--limit" if killed else who, "give a larger --limit, or see `ktitan doctor`")
+        why = "the kernel killed it for want of memory" if killed else worker.last_words()
+        remedy = "give a larger --limit" if killed else "run it by itself, and report it with `ktitan doctor`"
+        raise UnsupportedError(f"{who} ended without an answer: {why}", "--limit" if killed else "", remedy)
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -214,7 +221,7 @@ class _Bench:
         progress("loading the model into RAM")
         worker = Worker(_our_command(self.case, self.case.model, None, None), None, given_variables())
         try:
-            self._see(_answer(worker.line(), "the model in RAM", None))
+            self._see(_answer(worker, worker.line(), "the model in RAM"))
         except BaseException:
             worker.close()
             raise
@@ -238,7 +245,7 @@ class _Bench:
         drive, how = self._drive_rate(done["ours"].about["record_bytes"])
         beside = None
         if resident is not None:
-            answer = _answer(resident.ask(self.request), "the model in RAM", None)
+            answer = _answer(resident, resident.ask(self.request), "the model in RAM")
             beside = Side({}, answer, 0, 0)
             _check_bits(done["ours"].answer, answer)
         return Round(done["ours"], done.get("peer"), beside, drive, how, os.getloadavg()[0])
@@ -253,11 +260,7 @@ class _Bench:
 
     def _peer(self) -> Side:
         file = self.case.peer_model or self.case.model
-        script = str(Path(__file__).with_name("peer_llamacpp.py"))
-        positions = str(self.case.prompt + self.case.tokens)
-        python = self.case.peer_python or sys.executable
-        command = [python, "-P", script, file, str(self.case.threads), positions, "as-stored"]
-        return self._cold(command, [Path(file)], "llama.cpp")
+        return self._cold(_peer_command(self.case, file), [Path(file)], "llama.cpp")
 
     def _cold(self, command: list[str], files: Sequence[Path], who: str) -> Side:
         """A run from a cold start, in a group of its own."""
@@ -266,10 +269,10 @@ class _Bench:
             group = None if self.limit_bytes is None else stack.enter_context(memory_group(self.limit_bytes))
             worker = stack.enter_context(Worker(command, group, given_variables()))
             line = worker.line()
-            about = {} if line == "ready" else _answer(line, who, group)
+            about = {} if line == "ready" else _answer(worker, line, who, group)
             self._see(about)
             load_bytes = worker.drive_bytes()
-            answer = _answer(worker.ask(self.request), who, group)
+            answer = _answer(worker, worker.ask(self.request), who, group)
             if isinstance(answer, list):
                 answer = dict(zip(("prefill", "steps", "read_bytes"), answer, strict=True))
             return Side(about, answer, load_bytes, worker.peak_bytes())

@@ -199,8 +199,8 @@ def _memory(conditions: Conditions, rounds: Sequence[Round]) -> Iterator[Result]
     yield Result(
         case=f"stream-peak-{conditions.stem}",
         metric=(
-            f"peak of resident memory; ceiling: budget + {conditions.program_bytes / _MB:.0f} MB, the peak of the program "
-            f"with one small layer, + {conditions.slack_bytes / _MB:.0f} MB"
+            f"peak of resident memory; ceiling: budget + {conditions.program_bytes / _MB:.0f} MB, the peak of the "
+            f"program with one small layer, + {conditions.slack_bytes / _MB:.0f} MB"
         ),
         value=peak / _MB,
         unit="MB",

@@ -1,9 +1,9 @@
 """Our side of `ktitan bench stream` in a process of its own: one model, timed token by token on request.
 
-Run by `python -m` with one argument, a JSON object: `model`, `threads`, and `budget` as `ktitan.load` takes it (null: all in
-RAM), optionally `rules`. The first line on stdout is a JSON object that describes the model, or `{"error": ...}`. Each line
-on stdin is a JSON list [ids, ids that follow] and is answered with the seconds of each step, the counters of the store over
-the steps that follow, and digests of what was computed.
+Run by `python -m` with one argument, a JSON object: `model`, `threads`, `context`, and `budget` and `rules` as
+`ktitan.load` takes them (null: no limit, and auto). The first line on stdout is a JSON object that describes the model,
+or `{"error": ...}`. Each line on stdin is a JSON list [ids, ids that follow] and is answered with the seconds of each
+step, the counters of the store over the steps that follow, and digests of what was computed.
 """
 
 from __future__ import annotations

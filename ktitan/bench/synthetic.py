@@ -1,7 +1,7 @@
 """GGUF models of real sizes and meaningless numbers, for measurements of speed; `ktitan bench make` writes them.
 
-Random bytes are valid blocks of Q8_0 and Q4_K; their scales are set so that activations stay near 1. The vocabulary is the
-256 bytes and as many pairs of them as are asked for.
+Random bytes are valid blocks of Q8_0 and Q4_K; their scales are set so that activations stay near 1. The vocabulary is
+the 256 bytes and as many pairs of them as are asked for.
 
 Layouts of blocks: https://github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h, `block_q8_0` and `block_q4_K`.
 """
@@ -21,8 +21,8 @@ __all__ = ["Shape", "write_model"]
 
 # Standard deviation of the weights that make activations near 1 from activations near 1 at 2,048 columns.
 _SPREAD = 0.03
-# Of attention's and the experts' output where routing shall be uniform: what layers add is then small beside the token's
-# own embedding, so that a random router sees as many directions as there are tokens.
+# Of attention's and the experts' output where routing shall be uniform: what layers add is then small beside the
+# token's own embedding, so that a random router sees as many directions as there are tokens.
 _FAINT = 3e-4
 # Block bytes, and the standard deviation of a block of random bytes whose scale is 1 (found by dequantising some).
 _BLOCKS = {"q8_0": (32, 34, 73.9), "q4_k": (256, 144, 259.0)}
@@ -177,7 +177,7 @@ def _numbers(
     name: str, sizes: tuple[int, ...], spread: float | None, kind: str, rng: np.random.Generator
 ) -> np.ndarray:
     if spread is not None:
-        elements, block_bytes, _ = _BLOCKS[kind]
+        elements = _BLOCKS[kind][0]
         return _blocks(int(np.prod(sizes)) // elements, kind, spread, rng).reshape(*sizes[:-1], -1)
     if name.endswith("ffn_gate_inp.weight"):
         return rng.normal(0, _SPREAD, sizes).astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,11 +23,12 @@ class Worker:
     """
 
     def __init__(self, command: Sequence[str], group: MemoryGroup | None, environment: Mapping[str, str]) -> None:
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         self._process = subprocess.Popen(
             list(command) if group is None else group.command(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._words,
             text=True,
             env=dict(environment),
         )
@@ -51,6 +53,12 @@ class Worker:
             return ""
         return self.line()
 
+    def last_words(self) -> str:
+        """The last line that it wrote to stderr."""
+        self._words.seek(0)
+        lines = self._words.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
     def drive_bytes(self) -> int:
         """Bytes that it has had fetched from block devices (`read_bytes` of proc(5)); page faults count as reads."""
         lines = Path(f"/proc/{self._process.pid}/io").read_text("ascii").splitlines()
@@ -72,6 +80,7 @@ class Worker:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+        self._words.close()
 
 
 def status_bytes(pid: int, field: str) -> int:
