@@ -19,10 +19,10 @@ class Worker:
     Args:
         command: program and arguments.
         group: the memory group that it runs in, or None.
-        environment: its environment.
+        variables: what it sees of those of ktitan.env.
     """
 
-    def __init__(self, command: Sequence[str], group: MemoryGroup | None, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], group: MemoryGroup | None, variables: Mapping[str, str]) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         self._process = subprocess.Popen(
             list(command) if group is None else group.command(command),
@@ -30,7 +30,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._words,
             text=True,
-            env=dict(environment),
+            env=dict(variables),
         )
 
     def __enter__(self) -> Worker:
