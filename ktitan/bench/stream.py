@@ -39,6 +39,7 @@ logger = logging.getLogger("ktitan.bench.stream")
 PEERS = ("llamacpp",)
 # What a process may need beyond its budget and the program itself.
 SLACK_BYTES = 64 << 20
+_PAGE_TOKENS = 64
 # A model that takes more than this share of what is free is not run in RAM for comparison.
 _MOST_RESIDENT = 0.8
 _ONE_LAYER = Shape(
@@ -170,7 +171,8 @@ def _our_command(case: Case, model: str, budget: str | None, rules: str | None) 
         "budget": budget,
         "rules": rules,
         "threads": case.threads,
-        "context": case.prompt + case.tokens + 8,
+        # Whole pages of keys and values: the budget holds no more of them than the context needs.
+        "context": -(-(case.prompt + case.tokens + 1) // _PAGE_TOKENS) * _PAGE_TOKENS,
     }
     return [sys.executable, "-P", "-m", "ktitan.bench.stream_worker", json.dumps(options)]
 
