@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,7 @@ def run(case: Case, *, hardware: Hardware | None = None, progress: Progress = lo
     program_bytes = _program_bytes(case)
     limit_bytes, ram_bytes = _sizes(case, sum(path.stat().st_size for path in files), program_bytes)
     with ExitStack() as stack:
+        stack.enter_context(_tidy_end())
         ahead = stack.enter_context(read_ahead(files))
         bench = _Bench(case, files, limit_bytes, ram_bytes)
         resident = bench.resident(hardware, progress)
@@ -110,6 +113,23 @@ def run(case: Case, *, hardware: Hardware | None = None, progress: Progress = lo
         rounds = bench.rounds(resident, progress)
     conditions = Conditions(Path(case.model).stem, case, limit_bytes, ram_bytes, program_bytes, SLACK_BYTES, ahead)
     return stream_results(conditions, rounds)
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does: groups are removed, programs ended, the read-ahead put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check(case: Case) -> None:
