@@ -5,6 +5,7 @@ import ctypes
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -49,6 +50,7 @@ def in_child(task):
         child = os.fork()
     if child == 0:
         status = 1
+        signal.alarm(60)  # a child that hangs ends
         try:
             task()
             status = 0

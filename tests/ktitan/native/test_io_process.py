@@ -86,6 +86,7 @@ def test_a_fork_while_reads_are_under_way(native, file, mode):
                 with engine._lock:
                     child = os.fork()
                     if child == 0:
+                        signal.alarm(60)
                         engine._lock.release()
                         status = 1
                         try:
