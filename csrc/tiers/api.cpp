@@ -34,10 +34,8 @@ int32_t kt_store_add_file(kt_store *store, const char *path, const kt_stamp *sta
     return store->store.add_file(path, stamp);
 }
 
-void kt_store_count(kt_store *store, kt_store_counters *counters) {
-    const Call call;
-    store->store.count(counters);
-}
+// Without a Call: who asks must not wait for a prompt. Aligned words are read whole.
+void kt_store_count(kt_store *store, kt_store_counters *counters) { store->store.count(counters); }
 
 void kt_store_last_fault(kt_store *store, kt_store_fault *fault) {
     const Call call;

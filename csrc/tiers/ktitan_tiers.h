@@ -39,8 +39,8 @@ struct kt_store_counters {
     int64_t hits;
     int64_t misses;
     int64_t evictions;
-    int64_t waves;           // of a call whose records did not all have a place at once, each after the first
-    int64_t resident_bytes;  // slots in use
+    int64_t waves;           // releases that made room for records of the same call, which had no place at once
+    int64_t resident_bytes;  // slots in use; of the dense records, those that stay and the ring
     int64_t arena_bytes;
     int64_t stall_ns;    // time in calls with nothing to compute until a read came back
     int64_t compute_ns;  // time in products
@@ -65,6 +65,7 @@ KT_API int32_t kt_store_open(const kt_store_spec *spec, kt_store **store);  // K
 KT_API void kt_store_close(kt_store *store);
 // Number of the file, or negative: -errno, or kt_io_fault - 1000. All files come before the first call that reads.
 KT_API int32_t kt_store_add_file(kt_store *store, const char *path, const kt_stamp *stamp);
+// From any thread, while a call runs, too: the numbers are those of some moment each.
 KT_API void kt_store_count(kt_store *store, kt_store_counters *counters);
 KT_API void kt_store_last_fault(kt_store *store, kt_store_fault *fault);
 // Forget what is resident and nobody uses.

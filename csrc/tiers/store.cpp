@@ -141,6 +141,12 @@ void Store::register_buffers() {
 
 void Store::count(kt_store_counters *to) const {
     *to = counters;
+    if (cycle != nullptr) {
+        for (int64_t n = 0; n < kt_cycle_pinned(cycle); n++) {
+            if (state[cycle_record[n]] == READY) to->resident_bytes += records[cycle_record[n]].slot_bytes;
+        }
+        to->resident_bytes += kt_cycle_ring_bytes(cycle);
+    }
     kt_io_count(io, &to->io);
 }
 
@@ -151,7 +157,11 @@ void Store::drop() {
         state[r] = ABSENT;
         counters.resident_bytes -= pool_slot[records[r].pool];
     }
-    if (cycle != nullptr) kt_cycle_drop(cycle);
+    if (cycle == nullptr) return;
+    kt_cycle_drop(cycle);
+    for (int64_t r = 0; r < record_count; r++) {
+        if (records[r].pool < 0) state[r] = ABSENT;
+    }
 }
 
 uint8_t *Store::slot(int64_t record) const {

@@ -10,46 +10,50 @@ namespace {
 enum Step : uint8_t { WAITING, HELD, DONE };
 
 // One pass of a call, from the demand for its experts to their release.
+//
+// Experts are computed in the order in which they come, and released in the order in which they were held: so what makes
+// room for what, and every counter, is a function of the demands alone (ktitan/tiers/reference/store.py does the same).
 class Streamed {
 public:
-    Streamed(const kt_stream_bank &of, ExpertPass &its, Step *room, int64_t *list)
-        : bank(of), store(of.store->store), pass(its), steps(room), ready(list) {}
+    // `room` for two numbers and a step of each group.
+    Streamed(const kt_stream_bank &of, ExpertPass &its, int64_t *room)
+        : bank(of), store(of.store->store), pass(its), ready(room), queue(room + its.group_count),
+          steps(reinterpret_cast<Step *>(room + 2 * its.group_count)) {}
 
     // Compute every group; false when a record cannot be read. Nothing is held afterwards.
     bool run();
 
 private:
     int64_t record(int64_t group) const { return bank.first_record + pass.groups[group].expert; }
+    void hold(int64_t group);
     void hold_hits();
     void hold_misses();
     int64_t find_ready();
     void compute_ready(int64_t some);
+    void release_computed();
     void place(Group &group) const;
     bool settle();
 
     const kt_stream_bank &bank;
     Store &store;
     ExpertPass &pass;
-    Step *steps;     // by group
     int64_t *ready;  // groups to compute next
-    int64_t waiting = 0, held = 0;
+    int64_t *queue;  // groups that are or were held, in that order
+    Step *steps;     // by group
+    int64_t queued = 0, released = 0;
 };
 
 bool Streamed::run() {
-    waiting = pass.group_count;
     for (int64_t g = 0; g < pass.group_count; g++) steps[g] = WAITING;
     // What is there is held before anything makes room for what is not.
     hold_hits();
     hold_misses();
-    while (waiting > 0 || held > 0) {
+    while (released < pass.group_count) {
         const int64_t some = find_ready();
         if (some < 0) return settle();
         if (some > 0) {
             compute_ready(some);
-            if (waiting > 0) {
-                store.counters.waves++;
-                hold_misses();
-            }
+            release_computed();
             store.progress(false);
         } else {
             const int64_t began = kt_now_ns();
@@ -60,22 +64,24 @@ bool Streamed::run() {
     return true;
 }
 
+void Streamed::hold(int64_t group) {
+    steps[group] = HELD;
+    queue[queued++] = group;
+}
+
 void Streamed::hold_hits() {
     for (int64_t g = 0; g < pass.group_count; g++) {
         if (!store.has(record(g))) continue;
         store.want(record(g));
-        steps[g] = HELD;
-        waiting--;
-        held++;
+        hold(g);
     }
 }
 
 void Streamed::hold_misses() {
-    for (int64_t g = 0; g < pass.group_count && waiting > 0; g++) {
-        if (steps[g] != WAITING || store.want(record(g)) == KT_FULL) continue;
-        steps[g] = HELD;
-        waiting--;
-        held++;
+    for (int64_t g = 0; g < pass.group_count; g++) {
+        if (steps[g] != WAITING) continue;
+        if (store.want(record(g)) == KT_FULL) break;
+        hold(g);
     }
     store.start();
 }
@@ -83,7 +89,8 @@ void Streamed::hold_misses() {
 // List the held groups whose bytes are there; -1 when the read of one has failed.
 int64_t Streamed::find_ready() {
     int64_t some = 0;
-    for (int64_t g = 0; g < pass.group_count; g++) {
+    for (int64_t i = released; i < queued; i++) {
+        const int64_t g = queue[i];
         if (steps[g] != HELD) continue;
         if (store.has_failed(record(g))) return -1;
         if (store.is_ready(record(g))) ready[some++] = g;
@@ -95,12 +102,19 @@ void Streamed::compute_ready(int64_t some) {
     const int64_t began = kt_now_ns();
     for (int64_t i = 0; i < some; i++) place(pass.groups[ready[i]]);
     pass.compute(ready, some);
-    for (int64_t i = 0; i < some; i++) {
-        store.release(record(ready[i]));
-        steps[ready[i]] = DONE;
-    }
-    held -= some;
+    for (int64_t i = 0; i < some; i++) steps[ready[i]] = DONE;
     store.counters.compute_ns += kt_now_ns() - began;
+}
+
+// Let go of the oldest ones that are computed; each makes room for one that waits.
+void Streamed::release_computed() {
+    while (released < queued && steps[queue[released]] == DONE) {
+        store.release(record(queue[released++]));
+        if (queued == pass.group_count) continue;
+        const int64_t before = queued;
+        hold_misses();
+        store.counters.waves += queued > before;
+    }
 }
 
 void Streamed::place(Group &group) const {
@@ -111,11 +125,11 @@ void Streamed::place(Group &group) const {
 
 // After a failure: wait for what is still being read, and let go of everything. Always false.
 bool Streamed::settle() {
-    for (int64_t g = 0; g < pass.group_count; g++) {
-        if (steps[g] != HELD) continue;
-        while (!store.is_ready(record(g)) && !store.has_failed(record(g))) store.progress(true);
+    for (; released < queued; released++) {
+        const int64_t held = record(queue[released]);
+        while (!store.is_ready(held) && !store.has_failed(held)) store.progress(true);
         // A failed record lost its hold with its slot.
-        if (store.is_ready(record(g))) store.release(record(g));
+        if (store.is_ready(held)) store.release(held);
     }
     return false;
 }
@@ -158,11 +172,10 @@ int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_
     ExpertPass pass(layer);
     const int64_t step = layer.pass_tokens(tokens);
     const int64_t groups = least(layer.experts, step * slots);
-    if (!pass.prepare(step, groups * (int64_t)(sizeof(int64_t) + sizeof(Step)))) return KT_NO_MEMORY;
-    int64_t *ready = static_cast<int64_t *>(pass.extra());
+    if (!pass.prepare(step, groups * (int64_t)(2 * sizeof(int64_t) + sizeof(Step)))) return KT_NO_MEMORY;
     for (int64_t first = 0; first < tokens; first += step) {
         pass.begin(first, least(step, tokens - first));
-        if (!Streamed(*bank, pass, reinterpret_cast<Step *>(ready + groups), ready).run()) return KT_IO_FAILED;
+        if (!Streamed(*bank, pass, static_cast<int64_t *>(pass.extra())).run()) return KT_IO_FAILED;
         pass.finish();
     }
     return KT_OK;

@@ -94,6 +94,7 @@ def stored_rows(expression: Expression, first: int, count: int, entry: int | Non
         order = _order(leaves)
         if order is None:
             return None
+        order = None if order == list(range(count)) else order
     for leaf, group in leaves:
         if isinstance(leaf, Held) or not isinstance(leaf.source, FileSource):
             return None
@@ -104,7 +105,7 @@ def stored_rows(expression: Expression, first: int, count: int, entry: int | Non
 
 
 def _order(leaves: list[tuple[Stored, list[_Run]]]) -> list[int] | None:
-    """Which stored row each row is, the leaves' rows one after another; None where rows between them belong to others."""
+    """Which stored row each row is, the leaves' rows one after another; None where others' rows lie between them."""
     order: list[int] = []
     for _, group in leaves:
         rows = np.concatenate([np.arange(run.first, run.first + run.count) for run in group])

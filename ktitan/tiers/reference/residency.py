@@ -75,6 +75,10 @@ class Residency:
         """Would `acquire` answer HIT or LOADING?"""
         return record in self._pool_of[record].there
 
+    def is_loading(self, record: int) -> bool:
+        """Is it on its way?"""
+        return record in self._loading
+
     def loaded(self, record: int) -> None:
         """A record that missed is filled."""
         self._loading.discard(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Records that are held at the same time, and their slots.
+    """Records that are held at once, and their slots.
 
     Attributes:
         hits: those that were there, in the order of demand.
@@ -66,18 +67,26 @@ class ReferenceStore:
     def demand(self, records: Iterable[int], failing: Collection[int] = ()) -> list[Wave]:
         """Use pooled records; one that is named many times is demanded once.
 
-        First every record that is there is held, then the others in order until their pool is full; what is left comes
-        in the next wave, when those held are released. A read of `failing` ends the call after its wave.
+        First every record that is there is held, then the others in order until a pool is full: the first wave. Records
+        are released in the order in which they were held, and each release that makes room for waiting ones starts a wave.
+        A read of `failing` ends the call when it would be consumed.
         """
-        waves: list[Wave] = []
         waiting = list(dict.fromkeys(records))
-        while waiting:
-            self.counters.waves += bool(waves)
-            wave = self._hold(waiting)
-            waves.append(wave)
-            if self._finish(wave, failing):
+        hits = [record for record in waiting if self.residency.has(self._number[record])]
+        waves = [self._hold(hits, [record for record in waiting if record not in hits])]
+        held = deque(waves[0].slots)
+        while held:
+            if self._read(held[0], failing):
+                self._settle(held, failing)
                 break
-            waiting = [record for record in waiting if record not in wave.slots]
+            self.residency.release(self._number[held.popleft()])
+            started = {record for wave in waves for record in wave.slots}
+            left = [record for record in waiting if record not in started]
+            wave = self._hold([], left)
+            if wave.slots:
+                self.counters.waves += 1
+                waves.append(wave)
+                held += wave.slots
         return waves
 
     def use(self, record: int) -> bool:
@@ -97,18 +106,15 @@ class ReferenceStore:
             self._read_dense(ahead[0])
         return hit
 
-    def _hold(self, waiting: Sequence[int]) -> Wave:
-        """Hold what is there of `waiting`, then what finds a slot."""
+    def _hold(self, hits: Sequence[int], waiting: Sequence[int]) -> Wave:
+        """Hold what is there, then of `waiting` what finds a slot, up to the first that does not."""
         slots: dict[int, int] = {}
         victims: list[int] = []
-        hits = [record for record in waiting if self.residency.has(self._number[record])]
+        misses: list[int] = []
         for record in hits:
             slots[record] = self.residency.acquire(self._number[record])[1]
             self._count(True)
-        misses: list[int] = []
         for record in waiting:
-            if record in slots:
-                continue
             answer, slot, victim = self.residency.acquire(self._number[record])
             if answer == Answer.FULL:
                 break
@@ -120,19 +126,24 @@ class ReferenceStore:
                 victims.append(self._pooled[victim])
         return Wave(tuple(hits), tuple(misses), tuple(victims), slots)
 
-    def _finish(self, wave: Wave, failing: Collection[int]) -> bool:
-        """The reads come back, everything is consumed and released. Did a read fail?"""
-        failed = [record for record in wave.misses if record in failing]
-        for record in wave.misses:
-            if record in failed:
-                self.residency.failed(self._number[record])
-            else:
-                self.residency.loaded(self._number[record])
-                self.counters.read_bytes += self._slot_bytes[record]
-        for record in wave.slots:
-            if record not in failed:
+    def _read(self, record: int, failing: Collection[int]) -> bool:
+        """The read of a held record comes back, unless it was there. Has it failed?"""
+        number = self._number[record]
+        if not self.residency.is_loading(number):
+            return False
+        if record in failing:
+            self.residency.failed(number)
+            return True
+        self.residency.loaded(number)
+        self.counters.read_bytes += self._slot_bytes[record]
+        return False
+
+    def _settle(self, held: deque[int], failing: Collection[int]) -> None:
+        """After a failure of the first one: the others come back and are released."""
+        held.popleft()
+        for record in held:
+            if not self._read(record, failing):
                 self.residency.release(self._number[record])
-        return bool(failed)
 
     def _read_dense(self, number: int) -> None:
         self.cycle.loaded(number)

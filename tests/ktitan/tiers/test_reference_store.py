@@ -28,16 +28,17 @@ def test_a_record_that_many_want_is_one_demand():
 def test_more_than_fits_comes_in_waves():
     store = pooled(2, 6)
     waves = store.demand([5, 4, 3, 2, 1])
-    assert [wave.misses for wave in waves] == [(5, 4), (3, 2), (1,)]
-    assert [wave.victims for wave in waves] == [(), (5, 4), (3,)]
-    assert (store.counters.waves, store.counters.evictions) == (2, 3)
+    assert [wave.misses for wave in waves] == [(5, 4), (3,), (2,), (1,)]
+    assert [wave.victims for wave in waves] == [(), (5,), (4,), (3,)]
+    assert (store.counters.waves, store.counters.evictions) == (3, 3)
 
 
 def test_a_failed_read_ends_the_call_and_the_next_one_works():
     store = pooled(2, 4)
     waves = store.demand([0, 1, 2], failing={1})
-    assert len(waves) == 1 and store.residency.has(0) and not store.residency.has(1)
-    assert [wave.misses for wave in store.demand([1, 2])] == [(1, 2)]
+    assert [wave.misses for wave in waves] == [(0, 1), (2,)]
+    assert store.residency.has(2) and not store.residency.has(1)
+    assert store.demand([1, 2]) == [Wave((2,), (1,), (), {2: 0, 1: 1})]
 
 
 def test_counters_add_up_over_any_calls():

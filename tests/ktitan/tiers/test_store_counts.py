@@ -73,13 +73,14 @@ def test_counters_of_calls_whose_experts_have_a_place_at_once(stored, store, cho
         assert counted(stats) == counted(vars(reference.counters))
 
 
-def test_every_expert_of_a_larger_call_is_demanded_once(stored, store, choose):
+def test_counters_of_calls_that_want_more_than_there_is_room_for(stored, store, choose):
     layers, reference = opened(stored, store, choose)
-    for step in range(20):
-        call(layers[step % LAYERS], list(range(EXPERTS)))
-        reference.demand(range(step % LAYERS * EXPERTS, (step % LAYERS + 1) * EXPERTS))
-        stats = store.stats()
-        assert stats["demands"] == stats["hits"] + stats["misses"] == reference.counters.demands
+    for _ in range(60):
+        layer = choose.randrange(LAYERS)
+        experts = choose.sample(range(EXPERTS), choose.randint(1, EXPERTS))
+        call(layers[layer], experts, choose.randint(1, 3))
+        reference.demand(layer * EXPERTS + expert for expert in sorted(experts))
+        assert counted(store.stats()) == counted(vars(reference.counters))
 
 
 def test_of_dense_layers_only_what_stays_is_hit(stored, store, choose):
