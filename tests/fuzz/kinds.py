@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from fuzz import doors, gguf_cases, json_cases, yaml_cases
+from fuzz import doors, gguf_cases, json_cases, native_cases, yaml_cases
 
 from ktitan.errors import KtitanError
 
@@ -34,7 +34,8 @@ KINDS = {
     "gguf-content": Kind(0.22, cache(gguf_cases.seeds), gguf_cases.content_case),
     "gguf-shards": Kind(0.04, cache(gguf_cases.seeds), gguf_cases.shards_case),
     "gguf-plan": Kind(0.015, cache(gguf_cases.seeds), gguf_cases.plan_case),
-    "safetensors": Kind(0.2, cache(json_cases.header_seeds), json_cases.header_case),
+    "safetensors": Kind(0.17, cache(json_cases.header_seeds), json_cases.header_case),
+    "native": Kind(0.03, cache(native_cases.seeds), native_cases.native_case),
     "index": Kind(0.06, cache(json_cases.header_seeds), json_cases.index_case),
     "config": Kind(0.04, cache(json_cases.model_seeds), json_cases.config_case),
     "config-plan": Kind(0.01, cache(json_cases.model_seeds), json_cases.config_plan_case),

@@ -25,9 +25,9 @@ def test_only_errors_of_ktitan_come_out(kind, seed, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seeds_themselves_are_accepted(kind, monkeypatch, tmp_path):
     """Without mutations much of it opens, so that refusals are the mutations' doing."""
-    from fuzz import gguf_cases, json_cases, yaml_cases
+    from fuzz import gguf_cases, json_cases, native_cases, yaml_cases
 
-    for module in (gguf_cases, json_cases, yaml_cases):
+    for module in (gguf_cases, json_cases, native_cases, yaml_cases):
         for name in ("mutate_value", "mutate_bytes", "mutate_content"):
             monkeypatch.setattr(module, name, lambda rng, value, *rest: value, raising=False)
     tally = run_cases(kind, 1, range(12), tmp_path / "case")
