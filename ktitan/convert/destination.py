@@ -41,16 +41,12 @@ class Claim:
 
 
 def claim(destination: Path, wanted: Claim) -> bool:
-    """Make `destination` and the stripes' folders, and note what they are for; False when all is done already.
+    """Note what `destination` is for, and make the stripes' folders; False when all is done already.
 
     Raises:
         UnsupportedError: something else is there, or a half-done conversion of another source.
         FormatError, IoError: what is there cannot be read or made.
     """
-    if stat_of(destination) is not None and not is_folder(destination):
-        raise UnsupportedError("it is there, and no folder", str(destination), "give another DST")
-    with written(destination):
-        destination.mkdir(parents=True, exist_ok=True)
     if is_file(destination / INDEX_NAME):
         index = read_index(destination)
         _refuse_other(destination, wanted, Claim(index.source, index.source_sha256, wanted.stripes))
@@ -127,11 +123,16 @@ def _refuse_others_files(folders: Sequence[Path]) -> None:
 
 @contextmanager
 def locked(destination: Path) -> Iterator[None]:
-    """Keep a second conversion out of the directory while the block runs; the kernel forgets it with the process.
+    """Make the directory and keep a second conversion out while the block runs; the kernel forgets it with the process.
 
     Raises:
-        UnsupportedError: there is one.
+        UnsupportedError: there is one, or something that is no folder.
+        IoError: it cannot be made.
     """
+    if stat_of(destination) is not None and not is_folder(destination):
+        raise UnsupportedError("it is there, and no folder", str(destination), "give another DST")
+    with written(destination):
+        destination.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(destination, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -92,8 +92,8 @@ def convert_model(
     groups = plan_records(ready.model, _bound(ready))
     plans = {name: plan_files(name, records, 1 + len(folders)) for name, records in groups.items()}
     wanted = Claim(ready.files.name, _fingerprint(ready), folders)
-    fresh = claim(destination, wanted)
     with locked(destination):
+        fresh = claim(destination, wanted)
         return _Run(ready, destination, groups, plans, progress or _silent).carry_out(wanted, fresh)
 
 
@@ -179,10 +179,11 @@ class _Run:
                 header, raw, stamp = checked_header(path)
                 stated: Any = json.loads(header["__metadata__"]["titan.records"])
                 checksums = {name: int(stated[name]["crc32c"], 16) for name in file.pieces}
+                wrong = raw != file.header(checksums) or stamp.size != len(raw) + file.data_bytes
             except (KtitanError, LookupError, TypeError, ValueError):
+                wrong = True
+            if wrong:
                 logger.warning("%s is not what this conversion writes; it is written anew", path)
-                return None
-            if raw != file.header(checksums) or stamp.size != len(raw) + file.data_bytes:
                 return None
             offset = len(raw)
             for name, (start, size) in file.pieces.items():
