@@ -225,3 +225,13 @@ def test_rows_and_dtypes(tmp_path):
     source.read_into("a", wide[..., ::2])
     assert torch.equal(wide[..., ::2], tensor)
     assert not wide[..., 1::2].any()
+
+
+def test_spans_say_where_the_bytes_are(tmp_path):
+    save_file({"a": torch.arange(12.0).view(3, 4), "b": torch.arange(5)}, tmp_path / "model.safetensors")
+    source = open_safetensors(tmp_path)
+    info = source.tensors["a"]
+    (span,) = source.spans(info, 16, 20)
+    raw = (tmp_path / "model.safetensors").read_bytes()
+    assert raw[span.offset : span.offset + span.nbytes] == bytes(source.read_bytes(info, 16, 20))
+    assert span.file in source.stamps and source.stamps[span.file].size == len(raw)
