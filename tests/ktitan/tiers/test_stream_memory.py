@@ -12,7 +12,8 @@ from support.memory_cgroup import memory_cgroup, why_not
 from support.streaming import save_mixture
 
 MIB = 1 << 20
-SPARE = 64 * MIB
+# The promise has 64 MB to spare; with so much a model of this size would fit whole, and nothing would be shown.
+SPARE = 16 * MIB
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +46,12 @@ def program(repository):
 
 
 def test_memory_stays_within_the_budget_in_a_cgroup_of_that_size(mixture, one_layer, program):
-    budget = 40 * MIB
-    allowed = budget + program(one_layer, "--ram", budget)["peak_rss"] + SPARE
+    options = ("--ram", 25 * MIB, "--tokens", 8, "--prompts", 7, 513)
+    budget = options[1]
+    allowed = budget + program(one_layer, *options)["peak_rss"] + SPARE
+    assert mixture.stat().st_size > budget + SPARE + 32 * MIB
     with memory_cgroup(allowed) if why_not() is None else nullcontext() as group:
-        found = program(mixture, "--ram", budget, group=group)
+        found = program(mixture, *options, group=group)
     assert found["peak_rss"] <= allowed
     assert found["after"]["evictions"] > 0 and found["after"]["arena_bytes"] <= budget
 
@@ -56,7 +59,7 @@ def test_memory_stays_within_the_budget_in_a_cgroup_of_that_size(mixture, one_la
 @pytest.fixture(scope="module")
 def long_run(mixture, program):
     """Two answers with a cache of 15 %."""
-    return program(mixture, "--share", 0.15, "--tokens", 900, "--prompts")
+    return program(mixture, "--share", 0.15, "--tokens", 600, "--prompts")
 
 
 def test_counters_add_up_and_agree_with_the_kernel(long_run):
