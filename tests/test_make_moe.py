@@ -106,6 +106,17 @@ def test_scales_are_distinct_and_small(make, dense, example):
         assert np.array_equal(np.argsort(size), np.argsort(d[layer]))
 
 
+@pytest.mark.parametrize("experts", [8, 87, 256])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_as_many_experts_as_can_be_have_scales_of_their_own(example, kind, experts):
+    generator = np.random.default_rng(fresh_seed())
+    values = generator.normal(size=(576, 1536)).astype(np.float32)
+    matrix = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    d = example.differences(3, experts, int(generator.integers(1000)))
+    assert len(np.unique(d)) == d.size and np.abs(d).max() < 0.03
+    assert len({example.scaled(matrix, kind, 1 + one).tobytes() for one in d[1]}) == experts
+
+
 def test_without_differences_the_blocks_are_those_of_the_dense_layer(make, dense):
     (source, kind), new = dense, stored(make("same.gguf", "--most-d", 0))
     for layer in range(LAYERS):
@@ -140,7 +151,8 @@ def test_bad_arguments_are_refused_and_nothing_is_left(repository, dense, tmp_pa
         ("--experts", 7): "8 to 256",
         ("--experts", 257): "8 to 256",
         ("--top-k", 9): "1 to the number of experts",
-        ("--most-d", 0.04): "0 to 0.03",
+        ("--most-d", 0.04): "0, or 0.002 to 0.03",
+        ("--most-d", 0.001): "0, or 0.002 to 0.03",
         ("--layers", LAYERS + 1): f"the model has {LAYERS}",
         ("--source", tiny_gguf): "not a dense model of architecture llama",
     }
