@@ -79,7 +79,7 @@ def stream(
     ] = None,
     ram: Annotated[str | None, typer.Option(help="Budget; default: what the limit leaves.", metavar="SIZE")] = None,
     rules: Annotated[str | None, typer.Option(help="Rule file of the streamed run; default: auto.")] = None,
-    peer: Annotated[str | None, typer.Option(help="llamacpp: the same on llama-cpp-python.")] = None,
+    peer: Annotated[str | None, typer.Option(help="llamacpp: llama-cpp-python; ktitan: this on --peer-model.")] = None,
     peer_python: Annotated[str | None, typer.Option(help="The Python that has the peer; default: this one.")] = None,
     peer_model: Annotated[str | None, typer.Option(help="What the peer reads; default: MODEL.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens decoded.", min=1)] = 128,

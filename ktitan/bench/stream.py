@@ -38,7 +38,7 @@ __all__ = ["Case", "run"]
 
 logger = logging.getLogger("ktitan.bench.stream")
 
-PEERS = ("llamacpp",)
+PEERS = ("llamacpp", "ktitan")
 # What a process may need beyond its budget and the program itself.
 SLACK_BYTES = 64 << 20
 _PAGE_TOKENS = 64
@@ -60,9 +60,9 @@ class Case:
             None: no group.
         ram: budget of the streamed run; None: the limit less the program's own memory and `SLACK_BYTES`.
         rules: rules of the streamed run; None: auto.
-        peer: "llamacpp" or None.
+        peer: "llamacpp"; "ktitan": this engine on other files (GGUF against native, one drive against two); or None.
         peer_python: the interpreter that has it; None: this one.
-        peer_model: the file that the peer reads; None: the same.
+        peer_model: what the peer reads; None: the same.
         prompt, tokens: random ids, run at once and then one at a time.
         pairs: rounds.
         threads: of all sides; None: the usable CPUs.
@@ -138,7 +138,9 @@ def _check(case: Case) -> None:
     if case.peer is not None and case.peer not in PEERS:
         raise UnsupportedError(f"no peer {case.peer!r}", "--peer", f"known: {', '.join(PEERS)}")
     peer_model = case.peer_model or case.model
-    if case.peer is not None and not peer_model.endswith(".gguf"):
+    if case.peer == "ktitan" and case.peer_model is None:
+        raise UnsupportedError("both sides would be the same", "--peer ktitan", "give --peer-model, the other files")
+    if case.peer == "llamacpp" and not peer_model.endswith(".gguf"):
         raise UnsupportedError("llama.cpp reads GGUF files only", peer_model, "give the .gguf as --peer-model")
 
 
@@ -148,8 +150,10 @@ def _files(model: str) -> list[Path]:
 
     found: list[Path] = []
     for path in locate_model(model).weights:
-        folder = sorted(path.iterdir()) if path.is_dir() else [path]
-        found += [file for file in folder if file.suffix in (".gguf", ".safetensors")]
+        entries = sorted(path.iterdir()) if path.is_dir() else [path]
+        for link in [entry for entry in entries if entry.is_symlink() and entry.is_dir()]:
+            entries += sorted(link.iterdir())  # the part of a native model on a further drive
+        found += [file for file in entries if file.suffix in (".gguf", ".safetensors")]
     return found
 
 
@@ -269,7 +273,9 @@ class _Bench:
         if resident is not None:
             answer = _answer(resident, resident.ask(self.request), "the model in RAM")
             beside = Side({}, answer, 0, 0)
-            _check_bits(done["ours"].answer, answer)
+            _check_bits(done["ours"].answer, answer, "the model in RAM")
+        if self.case.peer == "ktitan":
+            _check_bits(done["ours"].answer, done["peer"].answer, "the peer")
         return Round(done["ours"], done.get("peer"), beside, drive, how, os.getloadavg()[0])
 
     def _drive_rate(self, record_bytes: int) -> tuple[float | None, str]:
@@ -282,6 +288,9 @@ class _Bench:
 
     def _peer(self) -> Side:
         file = self.case.peer_model or self.case.model
+        if self.case.peer == "ktitan":
+            command = _our_command(self.case, file, f"ram={self.ram_bytes}", self.case.rules)
+            return self._cold(command, _files(file), "the peer")
         return self._cold(_peer_command(self.case, file), [Path(file)], "llama.cpp")
 
     def _cold(self, command: list[str], files: Sequence[Path], who: str) -> Side:
@@ -310,17 +319,17 @@ class _Bench:
             raise UnsupportedError("the model fits into the budget, so nothing is streamed", self.case.model, remedy)
 
 
-def _check_bits(ours: dict[str, Any], resident: dict[str, Any]) -> None:
+def _check_bits(ours: dict[str, Any], other: dict[str, Any], who: str) -> None:
     """No speed for other numbers.
 
     Raises:
         UnsupportedError: logits of the prompt or choices along the way differ.
     """
-    differ = [name for name in ("logits", "chosen") if ours[name] != resident[name]]
+    differ = [name for name in ("logits", "chosen") if ours[name] != other[name]]
     if differ:
         what = " and ".join(differ)
         raise UnsupportedError(
-            f"{what} of the streamed model differ from those in RAM, so nothing is timed",
+            f"{what} of the streamed model differ from those of {who}, so nothing is timed",
             "--rules",
             "compare under rules that differ only in streaming; else report it with `ktitan doctor`",
         )

@@ -67,6 +67,9 @@ def stand_ins(tmp_path, monkeypatch):
         return [sys.executable, "-S", str(tmp_path / "stand_in.py"), json.dumps(said[name])]
 
     def ours(case, model, budget, rules):
+        if model == case.peer_model:
+            said["peer"] = said["peer"] if said["peer"][0] == ABOUT else (ABOUT, {**OURS, "ms": 8})
+            return command("peer")
         return command("streamed" if budget else "resident" if model == case.model else "program")
 
     monkeypatch.setattr("ktitan.bench.record_reads.RecordReads.rate", lambda reads: said["rate"])
@@ -116,10 +119,19 @@ def test_no_peer_and_nothing_in_ram(stand_ins):
     assert "stream-resident" not in found and "compute in RAM was not measured" in found["stream-decode"].metric
 
 
+def test_other_files_are_a_peer(stand_ins, tmp_path):
+    (tmp_path / "folder").mkdir()
+    case = replace(stand_ins["case"], peer="ktitan", peer_model=str(tmp_path / "folder"))
+    assert rows(case)["stream-decode"].ratio_to_peer == pytest.approx(2)
+    stand_ins["peer"] = (ABOUT, {**OURS, "logits": "another"})
+    with pytest.raises(UnsupportedError, match="logits of the streamed model differ from those of the peer"):
+        stream.run(case)
+
+
 @pytest.mark.parametrize("field", ["logits", "chosen"])
 def test_other_numbers_have_no_speed(stand_ins, field):
     stand_ins["streamed"] = (ABOUT, {**OURS, field: "another"})
-    with pytest.raises(UnsupportedError, match=f"{field} of the streamed model differ from those in RAM"):
+    with pytest.raises(UnsupportedError, match=f"{field} of the streamed model differ from those of the model in RAM"):
         stream.run(stand_ins["case"])
 
 
@@ -155,6 +167,7 @@ def test_sigterm_ends_what_runs(stand_ins):
         ({"ram": None}, "nothing limits the memory"),
         ({"peer": "vllm"}, "no peer 'vllm'"),
         ({"model": "folder"}, "GGUF files only"),
+        ({"peer": "ktitan"}, "both sides would be the same"),
         ({"ram": None, "limit": "half%"}, "'half%' is no share"),
     ],
 )
@@ -171,6 +184,14 @@ def test_a_limit_is_a_size_or_a_share_beside_the_program():
     assert stream._sizes(replace(case, ram="1KiB"), 1000, 30) == (None, 1024)
     with pytest.raises(BudgetError, match="program itself takes"):
         stream._sizes(replace(case, limit="1MiB"), 1000, 30)
+
+
+def test_files_of_a_model_on_two_drives(tmp_path):
+    for name in ("model/a.safetensors", "model/config.json", "drive/b.safetensors", "model/other/c.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "model" / "stripe-1").symlink_to(tmp_path / "drive")
+    assert [path.name for path in stream._files(str(tmp_path / "model"))] == ["a.safetensors", "b.safetensors"]
 
 
 def test_the_command_line_refuses_with_a_remedy(stand_ins):
