@@ -152,13 +152,14 @@ def test_what_ends_or_refuses_is_named(stand_ins):
 
 
 def test_sigterm_ends_what_runs(stand_ins):
-    before = signal.getsignal(signal.SIGTERM)
+    before, children = signal.getsignal(signal.SIGTERM), Path(f"/proc/self/task/{os.getpid()}/children")
+    running = children.read_text()
     stand_ins["peer"] = ("ready", {"peer": True, "ms": -1})
     started = time.monotonic()
     with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
         stream.run(stand_ins["case"])
     assert time.monotonic() - started < 30 and signal.getsignal(signal.SIGTERM) is before
-    assert not Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    assert children.read_text() == running
 
 
 @pytest.mark.parametrize(
