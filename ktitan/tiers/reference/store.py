@@ -68,7 +68,7 @@ class ReferenceStore:
         """Use pooled records; one that is named many times is demanded once.
 
         First every record that is there is held, then the others in order until a pool is full: the first wave. Records
-        are released in the order in which they were held, and each release that makes room for waiting ones starts a wave.
+        are released in the order in which they were held, and each one that makes room starts a wave.
         A read of `failing` ends the call when it would be consumed.
         """
         waiting = list(dict.fromkeys(records))
