@@ -11,7 +11,7 @@ from ktitan.errors import BudgetError, Fault
 from ktitan.hardware import Hardware
 from ktitan.plan.cache import add_cache, cache_hint
 from ktitan.plan.devices import device_tier
-from ktitan.plan.kv import context_length, kv_token_bytes, workspace_bytes
+from ktitan.plan.kv import context_length, kv_token_bytes, paged, workspace_bytes
 from ktitan.plan.rows import Plan
 from ktitan.tiers import TIERS, format_bytes
 
@@ -50,7 +50,7 @@ def add_budget(
     shares = _attention_shares(model, devices)
     for tier, share in shares.items():
         uses = parts.setdefault(tier, {"weights": 0, "kv": 0, "workspace": 0})
-        uses["kv"] += int((per_token or 0) * plan.context_tokens * share)
+        uses["kv"] += int((per_token or 0) * paged(plan.context_tokens) * share)
         uses["workspace"] += workspace_bytes(model, dtype)
     if plan.streams:
         add_cache(plan, parts.setdefault("ram", {"weights": 0, "kv": 0, "workspace": 0}), _limit(plan, "ram", hardware))

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["DEFAULT_CONTEXT", "PREFILL_TOKENS", "context_length", "kv_token_bytes", "workspace_bytes"]
+__all__ = ["DEFAULT_CONTEXT", "PREFILL_TOKENS", "context_length", "kv_token_bytes", "paged", "workspace_bytes"]
 
 DEFAULT_CONTEXT = 4096
 PREFILL_TOKENS = 512
 
+# Tokens of a page of keys and values, PAGE_TOKENS of ktitan.context; a pool takes whole ones.
+_PAGE_TOKENS = 64
 # Live activations of a layer at once: residual, normalised input, and the widest module's input, output and product.
 _LIVE_ACTIVATIONS = 5
 
@@ -28,6 +30,11 @@ def context_length(model: nn.Module, asked: int | None) -> int:
     """Tokens to plan the KV cache for: what was asked, else the model's limit up to 4096."""
     limit = getattr(text_config(model), "max_position_embeddings", None)
     return asked or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+
+
+def paged(tokens: int) -> int:
+    """`tokens` rounded up to whole pages of keys and values."""
+    return -(-tokens // _PAGE_TOKENS) * _PAGE_TOKENS
 
 
 def kv_token_bytes(model: nn.Module, dtype: torch.dtype) -> int | None:

@@ -80,6 +80,9 @@ def stored_rows(expression: Expression, first: int, count: int, entry: int | Non
 
     None when they are not all in files, in one format, or when rows between them belong to others.
     """
+    quick = _within_one(expression, first, count, entry)
+    if quick is not None:
+        return quick
     matrix = expression if entry is None else _entry(expression, entry)
     runs = None if matrix is None else _runs(matrix)
     wanted = [] if runs is None else _cut(runs, first, count)
@@ -102,6 +105,34 @@ def stored_rows(expression: Expression, first: int, count: int, entry: int | Non
         spans += leaf.source.spans(leaf.info, start, sum(run.count for run in group) * row_bytes)
     columns, name = wanted[0].leaf.shape[-1], wanted[0].leaf.info.format
     return StoredRows(name, count, columns, tuple(spans), None if order is None else tuple(order))
+
+
+def _within_one(expression: Expression, first: int, count: int, entry: int | None) -> StoredRows | None:
+    """`stored_rows` for rows of a single stored tensor in its own order, without steps for each: a model may have 15
+    thousand experts. None where it is not so simple.
+    """
+    if isinstance(expression, Stack) and entry is not None:
+        return _within_one(expression.parts[entry], first, count, None)
+    if isinstance(expression, Concat) and expression.dim == (0 if entry is None else 1):
+        for part in expression.parts:
+            rows = part.shape[expression.dim]
+            if first + count <= rows:
+                return _within_one(part, first, count, entry)
+            if first < rows:
+                return None
+            first -= rows
+        return None
+    if type(expression) is not Stored or not isinstance(expression.source, FileSource):
+        return None
+    if len(expression.shape) != (2 if entry is None else 3) or count < 1:
+        return None
+    rows, columns = expression.shape[-2:]
+    if first + count > rows or (entry is not None and expression.entry is not None):
+        return None
+    row_bytes = find_format(expression.info.format, expression.info.name).row_bytes(columns)
+    start = ((entry or expression.entry or 0) * rows + first) * row_bytes
+    spans = expression.source.spans(expression.info, start, count * row_bytes)
+    return StoredRows(expression.info.format, count, columns, spans)
 
 
 def _order(leaves: list[tuple[Stored, list[_Run]]]) -> list[int] | None:

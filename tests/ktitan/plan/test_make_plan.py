@@ -196,7 +196,7 @@ def test_kv_and_workspace_are_in_the_budget():
     model = meta_model("deepseek_v3")
     plan = plan_of(model, [rule({"class": "linear.torch"}, name="lm_head")], context_tokens=100)
     config = model.config
-    assert plan.parts["ram"]["kv"] == 100 * 3 * (config.kv_lora_rank + config.qk_rope_head_dim) * 2
+    assert plan.parts["ram"]["kv"] == 128 * 3 * (config.kv_lora_rank + config.qk_rope_head_dim) * 2
     assert plan.parts["ram"]["workspace"] > 0
 
 

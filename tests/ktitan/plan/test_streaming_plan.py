@@ -18,6 +18,7 @@ from ktitan.weights.rows import stored_rows
 from support.operator_rig import fresh_seed
 from support.packed_models import CONFIGS, write_packed
 from support.streaming_rules import rules
+from support.tiny_models import save_tiny
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -163,3 +164,28 @@ def test_q_and_k_of_llama_files_are_stored_in_another_order(tmp_path):
             dense = torch.from_numpy(find_format("q4_k", "").dequantize(data.numpy()))
             assert torch.equal(dense[list(rows.order)], expression.dense(torch.float32))
             assert stored_rows(expression, 1, 2) is None
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_rows_of_one_tensor_are_found_without_steps_for_each(tmp_path, monkeypatch, kind):
+    if kind == "gguf":
+        write_packed(tmp_path / "m.gguf", "qwen3_moe", "q4_k", fresh_seed())
+    else:
+        save_tiny("mixtral", tmp_path)
+    bindings = plan_model(tmp_path / "m.gguf" if kind == "gguf" else tmp_path, device="cpu").weights.bindings
+
+    def found():
+        result = {}
+        for name, expression in bindings.items():
+            if len(expression.shape) not in (2, 3):
+                continue
+            rows = expression.shape[-2]
+            for entry in [None] if len(expression.shape) == 2 else range(expression.shape[0]):
+                for first, count in ((0, rows), (0, rows // 2), (rows // 2, rows - rows // 2), (1, rows)):
+                    result[name, entry, first, count] = stored_rows(expression, first, count, entry)
+        return result
+
+    quick = found()
+    monkeypatch.setattr("ktitan.weights.rows._within_one", lambda *_: None)
+    assert quick == found()
+    assert sum(rows is not None for rows in quick.values()) > 20
