@@ -1,31 +1,70 @@
 #include "memory.h"
 
+#include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../cpu/old_glibc.h"
 
 namespace {
 
 constexpr int64_t HUGE_PAGE = 2 << 20;
+// The kernel holds a lock of the process while it clears a piece.
+constexpr int64_t PIECE = 2 * HUGE_PAGE;
+constexpr size_t STACK_BYTES = 64 << 10;
+// Linux 5.14; older headers lack it, and older kernels refuse it.
+constexpr int POPULATE_WRITE = 23;
 
 int64_t whole(int64_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
 
 }  // namespace
 
-uint8_t *kt_memory_take(int64_t bytes) {
-    if (bytes <= 0 || bytes > INT64_MAX / 2) return nullptr;
+bool Memory::take(int64_t bytes) {
+    if (bytes <= 0 || bytes > INT64_MAX / 2) return false;
     // A mapping starts on any page: take one huge page more, and give back what lies before and behind the aligned part.
-    const int64_t size = whole(bytes), all = size + HUGE_PAGE;
+    const int64_t wanted = whole(bytes), all = wanted + HUGE_PAGE;
     void *mapped = mmap(nullptr, (size_t)all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) return nullptr;
+    if (mapped == MAP_FAILED) return false;
     uint8_t *start = static_cast<uint8_t *>(mapped);
-    uint8_t *base = reinterpret_cast<uint8_t *>(whole((int64_t)start));
-    if (base > start) munmap(start, (size_t)(base - start));
-    const int64_t behind = start + all - (base + size);
-    if (behind > 0) munmap(base + size, (size_t)behind);
-    madvise(base, (size_t)size, MADV_HUGEPAGE);  // small pages otherwise
-    madvise(base, (size_t)size, MADV_DONTFORK);  // a child must not copy what the drive writes to
-    return base;
+    memory = reinterpret_cast<uint8_t *>(whole((int64_t)start));
+    size = wanted;
+    if (memory > start) munmap(start, (size_t)(memory - start));
+    const int64_t behind = start + all - (memory + size);
+    if (behind > 0) munmap(memory + size, (size_t)behind);
+    madvise(memory, (size_t)size, MADV_HUGEPAGE);  // small pages otherwise
+    madvise(memory, (size_t)size, MADV_DONTFORK);  // a child must not copy what the drive writes to
+    return true;
 }
 
-void kt_memory_give(uint8_t *memory, int64_t bytes) {
-    if (memory != nullptr) munmap(memory, (size_t)whole(bytes));
+void Memory::fill_in_background() {
+    pthread_attr_t attributes;
+    if (memory == nullptr || pthread_attr_init(&attributes) != 0) return;
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);  // signals are for the program's own threads
+    runs = pthread_create(&thread, &attributes, fill, this) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+}
+
+void *Memory::fill(void *self) {
+    Memory &my = *static_cast<Memory *>(self);
+    const sched_param none = {};
+    syscall(SYS_sched_setscheduler, 0, SCHED_IDLE, &none);
+    for (int64_t at = 0; at < my.size && !__atomic_load_n(&my.stop, __ATOMIC_RELAXED); at += PIECE) {
+        const int64_t some = my.size - at < PIECE ? my.size - at : PIECE;
+        // Where that is not possible, pages come when they are written.
+        if (madvise(my.memory + at, (size_t)some, POPULATE_WRITE) != 0) break;
+        __atomic_store_n(&my.there, at + some, __ATOMIC_RELAXED);
+    }
+    return nullptr;
+}
+
+Memory::~Memory() {
+    __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+    if (runs) pthread_join(thread, nullptr);
+    if (memory != nullptr) munmap(memory, (size_t)size);
 }

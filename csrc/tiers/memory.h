@@ -2,8 +2,29 @@
 // the page cache, against 4 KB pages.
 #pragma once
 
+#include <pthread.h>
 #include <stdint.h>
 
-// Null without memory. Pages are taken when they are first written.
-uint8_t *kt_memory_take(int64_t bytes);
-void kt_memory_give(uint8_t *memory, int64_t bytes);
+class Memory {
+public:
+    // False without memory. The kernel gives pages when they are first written.
+    bool take(int64_t bytes);
+    // Have the kernel give them now, by a thread that runs when no other wants the processor: a read into a page that is
+    // not there yet waits until it is cleared.
+    void fill_in_background();
+    // Joins the thread; only in the process that took the memory.
+    ~Memory();
+
+    uint8_t *base() const { return memory; }
+    int64_t bytes() const { return size; }
+    // Bytes from the start on that are there.
+    int64_t filled() const { return __atomic_load_n(&there, __ATOMIC_RELAXED); }
+
+private:
+    static void *fill(void *self);
+
+    uint8_t *memory = nullptr;
+    int64_t size = 0, there = 0;
+    pthread_t thread = {};
+    bool runs = false, stop = false;
+};

@@ -5,8 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "memory.h"
-
 namespace {
 
 // Tag of a read for a row; others carry the number of a record.
@@ -36,13 +34,14 @@ int32_t Store::open(const kt_store_spec &spec) {
     }
     if (!copy(spec)) return KT_NO_MEMORY;
     if (!place_pools(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
-    memory_bytes = rows_at + rows_bytes;
-    memory = memory_bytes > 0 ? kt_memory_take(memory_bytes) : nullptr;
-    if (memory_bytes > 0 && memory == nullptr) return KT_NO_MEMORY;
+    const int64_t bytes = rows_at + rows_bytes;
+    if (bytes > 0 && !arena.take(bytes)) return KT_NO_MEMORY;
+    memory = arena.base();
     io = kt_io_create(spec.mode, spec.direct, spec.depth, 0);
     if (io == nullptr) return KT_NO_MEMORY;
     register_buffers();
-    counters.arena_bytes = memory_bytes;
+    arena.fill_in_background();
+    counters.arena_bytes = bytes;
     return KT_OK;
 }
 
@@ -51,7 +50,6 @@ Store::~Store() {
     if (io != nullptr) kt_io_destroy(io);
     if (residency != nullptr) kt_residency_destroy(residency);
     if (cycle != nullptr) kt_cycle_destroy(cycle);
-    kt_memory_give(memory, memory_bytes);
     free(records);
     free(extents);
     free(state);
@@ -141,6 +139,7 @@ void Store::register_buffers() {
 
 void Store::count(kt_store_counters *to) const {
     *to = counters;
+    to->filled_bytes = arena.filled() < counters.arena_bytes ? arena.filled() : counters.arena_bytes;
     if (cycle != nullptr) {
         for (int64_t n = 0; n < kt_cycle_pinned(cycle); n++) {
             if (state[cycle_record[n]] == READY) to->resident_bytes += records[cycle_record[n]].slot_bytes;

@@ -5,6 +5,7 @@
 
 #include "cycle.h"
 #include "ktitan_tiers.h"
+#include "memory.h"
 #include "residency.h"
 
 class Store {
@@ -74,8 +75,8 @@ private:
     kt_cycle *cycle = nullptr;
     kt_io *io = nullptr;
 
-    uint8_t *memory = nullptr;
-    int64_t memory_bytes = 0;
+    Memory arena;
+    uint8_t *memory = nullptr;  // of the arena
     int64_t *pool_at = nullptr, *pool_slot = nullptr;  // where a pool begins; bytes of its slots
     int64_t cycle_at = 0, rows_at = 0, rows_bytes = 0;
 

@@ -62,6 +62,7 @@ class _Counters(_Counted):
                 "waves",
                 "resident_bytes",
                 "arena_bytes",
+                "filled_bytes",
                 "stall_ns",
                 "compute_ns",
                 "row_reads",
