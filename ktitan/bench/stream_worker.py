@@ -58,8 +58,8 @@ def _loaded(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _wait_for_memory(model: Any) -> None:
-    """Until the kernel has given the cache its pages, which it does in the background: the peer, too, reads its file while
-    it loads. A page's first write costs more than the read on machines whose memory is a host's.
+    """Until the kernel has given the cache its pages, which it does in the background: the peer, too, reads its file
+    while it loads. A page's first write costs more than the read on machines whose memory is a host's.
     """
     deadline = time.perf_counter() + _MOST_WAIT_SECONDS
     while time.perf_counter() < deadline:
