@@ -1,59 +1,30 @@
 """The native I/O engine by itself: byte ranges of files read into memory, many at a time.
 
-The store has an engine of its own inside the library (csrc/tiers); this one measures drives and is what tests look at.
+The store has an engine of its own inside the library (csrc/tiers); by this one tests see what it does.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import mmap
 import os
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
-from ktitan.errors import Fault, IoError, UnsupportedError
-from ktitan.native.io_uring import io_uring_fault
+from ktitan.errors import IoError, UnsupportedError
+from ktitan.native.io_structs import MODES, IoCounters, Stamp, StampStruct, fault_of_add, no_ring, read_fault
 from ktitan.native.library import loaded
 
-__all__ = ["MODES", "PAGE", "IoEngine", "huge_buffer", "layout", "read_fault"]
+__all__ = ["PAGE", "IoEngine", "huge_buffer", "layout"]
 
-# KT_PAGE, enum kt_io_mode and enum kt_io_fault of csrc/tiers/io.h.
+# KT_PAGE of csrc/tiers/io.h.
 PAGE = 4096
-MODES = {"auto": 0, "io_uring": 1, "threads": 2}
-_SHORT, _CHANGED = -1, -2
-
 _HUGE_PAGE = 2 << 20
-_AGAIN = "check the drive, then load the model again"
 
 _log = logging.getLogger(__name__)
-
-
-class Stamp(Protocol):
-    """What a file was when its header was read, as `ktitan.weights.FileStamp`."""
-
-    @property
-    def device(self) -> int: ...
-    @property
-    def inode(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def modified_ns(self) -> int: ...
-
-
-class _Stamp(ctypes.Structure):
-    """kt_stamp of csrc/tiers/io.h."""
-
-    _fields_ = (
-        ("device", ctypes.c_uint64),
-        ("inode", ctypes.c_uint64),
-        ("bytes", ctypes.c_int64),
-        ("modified_ns", ctypes.c_int64),
-    )
 
 
 class _Read(ctypes.Structure):
@@ -79,22 +50,6 @@ class _Done(ctypes.Structure):
     )
 
 
-class _Counters(ctypes.Structure):
-    """kt_io_counters of csrc/tiers/io.h."""
-
-    _fields_ = (
-        ("reads", ctypes.c_int64),
-        ("read_bytes", ctypes.c_int64),
-        ("wanted_bytes", ctypes.c_int64),
-        ("busy_ns", ctypes.c_int64),
-        ("wait_ns", ctypes.c_int64),
-        ("uring", ctypes.c_int32),
-        ("registered", ctypes.c_int32),
-        ("direct_files", ctypes.c_int32),
-        ("files", ctypes.c_int32),
-    )
-
-
 # Results and arguments of the functions of csrc/tiers/io_api.h: p an address, q 64 bits, i 32 bits.
 _SIGNATURES = {
     "kt_engine_open": ("p", "iiiq"),
@@ -117,16 +72,6 @@ def _library() -> ctypes.CDLL:
         function.restype = _KINDS[result]
         function.argtypes = [_KINDS[letter] for letter in arguments]
     return handle
-
-
-def read_fault(error: int, path: str, offset: int) -> Fault:
-    """What a failed read of the engine means; `error` is an errno or an enum kt_io_fault, `offset` where it failed."""
-    if error == _SHORT:
-        return Fault(f"ends at byte {offset} or before", path, "it was cut short: copy it again")
-    if error == _CHANGED:
-        return Fault("is another file than the one whose header was read", path, _AGAIN)
-    told = IoError.of(OSError(error, os.strerror(error)), f"byte {offset} cannot be read", path)
-    return told.faults[0]
 
 
 def huge_buffer(nbytes: int) -> memoryview:
@@ -186,14 +131,10 @@ class IoEngine:
         if not self._handle:
             raise MemoryError
         if mode != "threads" and not self.counters()["uring"]:
-            self._without_ring(mode)
-
-    def _without_ring(self, mode: str) -> None:
-        reason = os.strerror(io_uring_fault() or errno.ENOSYS)
-        if mode == "io_uring":
-            self.close()
-            raise UnsupportedError(f"io_uring is refused here: {reason}", remedy='use "auto" or "threads"')
-        _log.warning("io_uring is refused here (%s): threads read instead", reason)
+            if mode == "io_uring":
+                self.close()
+                raise UnsupportedError(no_ring(), remedy='use "auto" or "threads"')
+            _log.warning("%s; threads read instead", no_ring())
 
     def add(self, path: str | os.PathLike[str], stamp: Stamp | None = None) -> int:
         """Open a file; its number in later calls.
@@ -205,13 +146,11 @@ class IoEngine:
         Raises:
             IoError: it cannot be opened, or is another file.
         """
-        checked = stamp and _Stamp(stamp.device, stamp.inode, stamp.size, stamp.modified_ns)
-        pointer = ctypes.byref(checked) if checked else None
         with self._lock:
+            pointer = StampStruct.pointer(stamp)
             number = int(self._native.kt_engine_add(self._opened(), os.fsencode(path), pointer))
             if number < 0:
-                error = -number if number > -1000 else number + 1000
-                raise IoError.from_faults([read_fault(error, os.fspath(path), 0)])
+                raise IoError.from_faults([read_fault(fault_of_add(number), os.fspath(path))])
             self._paths.append(os.fspath(path))
         return number
 
@@ -247,7 +186,7 @@ class IoEngine:
         with self._lock:
             failed = self._read_all(reads)
         if failed:
-            faults = [read_fault(error, self._path(file), offset) for file, offset, error in sorted(failed)]
+            faults = [read_fault(error, f"{self._path(file)}, offset {at}") for file, at, error in sorted(failed)]
             raise IoError.from_faults(faults, f"{len(faults)} of {len(ranges)} reads failed")
 
     def _read_all(self, reads: ctypes.Array[_Read]) -> list[tuple[int, int, int]]:
@@ -267,10 +206,10 @@ class IoEngine:
 
     def counters(self) -> dict[str, int]:
         """Counters since the engine was opened, by the names of kt_io_counters of csrc/tiers/io.h."""
-        counters = _Counters()
+        counters = IoCounters()
         with self._lock:
             self._native.kt_engine_count(self._opened(), ctypes.byref(counters))
-        return {name: getattr(counters, name) for name, _ in counters._fields_}
+        return counters.as_dict()
 
     def close(self) -> None:
         """Give everything back; closing twice does nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,46 +12,28 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ktitan.errors import BudgetError, HardwareError, IoError, UnsupportedError
+from ktitan.native.io_structs import (
+    MODES,
+    CountedStruct,
+    IoCounters,
+    Stamp,
+    StampStruct,
+    fault_of_add,
+    no_ring,
+    read_fault,
+)
 from ktitan.native.library import loaded
 
-__all__ = ["IO_MODES", "NativeRecord", "NativeStore"]
+__all__ = ["EXTENT", "IO_FAILED", "NativeRecord", "NativeStore"]
 
-IO_MODES = {"auto": 0, "io_uring": 1, "threads": 2}
-
-# enum kt_status, enum kt_store_status and enum kt_io_fault.
+# enum kt_status and enum kt_store_status.
 _OK, _NO_MEMORY = 0, 1
 IO_FAILED = 16
-_SHORT, _CHANGED = -1, -2
-_FAULT_BASE = 1000
 
-_CHANGED_REMEDY = "put the same file back, or load the model again"
+_log = logging.getLogger(__name__)
 
 
-class _Counted(ctypes.Structure):
-    """A structure of numbers that reads as a dict."""
-
-    def as_dict(self) -> dict[str, Any]:
-        values = ((name, getattr(self, name)) for name, *_ in self._fields_)
-        return {name: value.as_dict() if isinstance(value, _Counted) else value for name, value in values}
-
-
-class _Stamp(ctypes.Structure):
-    _fields_ = (
-        ("device", ctypes.c_uint64),
-        ("inode", ctypes.c_uint64),
-        ("bytes", ctypes.c_int64),
-        ("modified_ns", ctypes.c_int64),
-    )
-
-
-class _IoCounters(_Counted):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("reads", "read_bytes", "wanted_bytes", "busy_ns", "wait_ns")),
-        *((name, ctypes.c_int32) for name in ("uring", "registered", "direct_files", "files")),
-    )
-
-
-class _Counters(_Counted):
+class _Counters(CountedStruct):
     _fields_ = (
         *(
             (name, ctypes.c_int64)
@@ -68,7 +51,7 @@ class _Counters(_Counted):
                 "row_reads",
             )
         ),
-        ("io", _IoCounters),
+        ("io", IoCounters),
     )
 
 
@@ -144,7 +127,7 @@ class NativeStore:
             pools: (bytes of a slot, slots) of each size class.
             cycle_bytes: for the dense records.
             row_bytes: for buffers of rows.
-            mode: a key of `IO_MODES`.
+            mode: a key of `ktitan.native.io_structs.MODES`.
             direct: past the page cache.
             depth: reads in flight on a drive; 0: probed.
 
@@ -167,7 +150,7 @@ class NativeStore:
             cycle_bytes,
             row_bytes,
             len(pools),
-            IO_MODES[mode],
+            MODES[mode],
             int(direct),
             depth,
         )
@@ -183,7 +166,7 @@ class NativeStore:
         self.address, self._process = made.value, os.getpid()
         self._names, self._files = [record.name for record in records], []
 
-    def add_file(self, path: str, stamp: Any) -> int:
+    def add_file(self, path: str, stamp: Stamp | None) -> int:
         """Open a file for reading; its number.
 
         Args:
@@ -193,14 +176,30 @@ class NativeStore:
         Raises:
             IoError: it cannot be opened, or is not the one whose header was read.
         """
-        given = None
-        if stamp is not None:
-            given = ctypes.byref(_Stamp(stamp.device, stamp.inode, stamp.size, stamp.modified_ns))
-        number = int(loaded().kt_store_add_file(self.address, os.fsencode(path), given))
+        number = int(loaded().kt_store_add_file(self.address, os.fsencode(path), StampStruct.pointer(stamp)))
         if number < 0:
-            raise _io_error(-number if number > -_FAULT_BASE // 2 else number + _FAULT_BASE, path, "")
+            raise IoError.from_faults([read_fault(fault_of_add(number), path)])
         self._files.append(path)
         return number
+
+    def tell_fallbacks(self, mode: str, direct: bool) -> None:
+        """Once all files are there: a line for each way of reading that the system refuses.
+
+        Raises:
+            UnsupportedError: io_uring was asked for by name and is refused.
+        """
+        found = self.counters()["io"]
+        if mode != "threads" and not found["uring"]:
+            if mode == "io_uring":
+                raise UnsupportedError(no_ring(), "store", 'use "auto" or "threads"')
+            _log.warning("%s; threads read instead", no_ring())
+        through_cache = found["files"] - found["direct_files"]
+        if direct and through_cache:
+            _log.warning(
+                "O_DIRECT is refused for %d of %d files of weights: they are read through the page cache",
+                through_cache,
+                found["files"],
+            )
 
     def counters(self) -> dict[str, Any]:
         """kt_store_counters as a dict, with those of the reader under "io"; zeros when it is not open."""
@@ -247,7 +246,7 @@ class NativeStore:
         loaded().kt_store_last_fault(self.address, ctypes.byref(found))
         file = self._files[found.file] if 0 <= found.file < len(self._files) else "a file"
         name = self._names[found.record] if 0 <= found.record < len(self._names) else "a row of a table"
-        raise _io_error(found.error, file, f"offset {found.offset}, for {name}")
+        raise IoError.from_faults([read_fault(found.error, f"{file}, offset {found.offset}, for {name}")])
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> NativeStore:
         return self  # a copied model streams from the same store
@@ -259,12 +258,3 @@ class NativeStore:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _io_error(error: int, path: str, place: str) -> IoError:
-    where = f"{path}, {place}" if place else path
-    if error == _SHORT:
-        return IoError("the file ends early: it was cut since its header was read", where, _CHANGED_REMEDY)
-    if error == _CHANGED:
-        return IoError("the file was replaced or changed since its header was read", where, _CHANGED_REMEDY)
-    return IoError.of(OSError(error, os.strerror(error)), "streamed weights cannot be read", where)

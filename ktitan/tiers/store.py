@@ -55,11 +55,6 @@ class TierStore:
         self._shares: Shares | None = None
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is streamed."""
-        return not self._records and not self._tables
-
-    @property
     def need(self) -> CacheNeed:
         """What the records entered so far need."""
         return cache_need(*self._sizes())
@@ -106,7 +101,7 @@ class TierStore:
         Raises:
             BudgetError: the cache is too small for the records, or there is no memory for it.
             IoError: a file cannot be opened, or is not the one whose header was read.
-            UnsupportedError: there is no native library.
+            UnsupportedError: there is no native library, or `limits.io` is "io_uring" and that is refused.
         """
         reason = native_reason()
         if reason is not None:
@@ -143,6 +138,7 @@ class TierStore:
         try:
             for path in files:
                 self._native.add_file(path, stamps.get(path))
+            self._native.tell_fallbacks(limits.io, limits.direct)
         except BaseException:
             self._native.close()
             raise
