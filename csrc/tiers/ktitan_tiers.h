@@ -42,7 +42,7 @@ struct kt_store_counters {
     int64_t waves;           // releases that made room for records of the same call, which had no place at once
     int64_t resident_bytes;  // slots in use; of the dense records, those that stay and the ring
     int64_t arena_bytes;
-    int64_t filled_bytes;  // of the arena, that the kernel has given so far (in the background, from Linux 5.14 on)
+    int64_t filled_bytes;  // of the arena, that the kernel has given so far (in the background)
     int64_t stall_ns;    // time in calls with nothing to compute until a read came back
     int64_t compute_ns;  // time in products
     int64_t row_reads;   // rows of tables

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from ktitan.native import ExpertBank, native_reason, stream_experts, stream_linear
+from ktitan.native import ExpertBank, experts, native_reason, stream_experts, stream_linear
 from ktitan.tiers.reference import ReferenceStore
 from ktitan.tiers.store import TierStore
 
@@ -100,3 +100,21 @@ def test_of_dense_layers_only_what_stays_is_hit(stored, store, choose):
             before = counted(store.stats(), "hits"), counted(vars(reference.counters), "hits")
     got, expected = store.stats()["hits"] - before[0]["hits"], reference.counters.hits - before[1]["hits"]
     assert got == expected == 2 * reference.cycle.pinned
+
+
+def test_the_cache_gets_its_pages_in_the_background_while_reads_fill_it(stored, store, choose):
+    matrices = [packed_matrix("q8_0", EXPERTS * HIDDEN, HIDDEN, stored.rng)[0] for _ in range(3)]
+    bank = ExpertBank(EXPERTS, *matrices, activation="silu")
+    layer = store.add_experts("layer", *stored.experts(bank))
+    stored.open(store, store.need.all_bytes)
+    hidden, weights = torch.rand(EXPERTS, HIDDEN), torch.ones(EXPERTS, 1)
+    index = torch.arange(EXPERTS)[:, None]
+    expected = experts(hidden, index, weights, bank, "int8")
+    deadline = time.monotonic() + 20
+    while True:
+        assert torch.equal(stream_experts(hidden, index, weights, layer, "int8"), expected)
+        stats = store.stats()
+        if stats["filled_bytes"] == stats["arena_bytes"] > 0:
+            break
+        assert time.monotonic() < deadline
+        store.drop()
