@@ -1,10 +1,7 @@
 #include "memory.h"
 
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "../cpu/old_glibc.h"
 
@@ -15,8 +12,8 @@ constexpr int64_t SMALL_PAGE = 4096;
 constexpr size_t STACK_BYTES = 64 << 10;
 
 // Make the kernel give a page and leave its bytes as they are, whoever writes there at the time: a zero becomes a zero.
-// Not by MADV_POPULATE_WRITE: that holds the lock of the process's memory, and a SCHED_IDLE thread that has to wait for a
-// processor with it keeps every mmap of the program waiting (2 busy cores: 1 to 7 s, against 19 ms at most this way).
+// Not by MADV_POPULATE_WRITE: that holds the lock of the process's memory, and where the thread has to wait for a processor
+// every mmap of the program waits with it (2 busy cores: 45 to 281 ms, against 19 ms at most this way).
 void touch(uint8_t *page) {
     uint8_t zero = 0;
     __atomic_compare_exchange_n(page, &zero, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -38,7 +35,11 @@ bool Memory::take(int64_t bytes) {
     if (memory > start) munmap(start, (size_t)(memory - start));
     const int64_t behind = start + all - (memory + size);
     if (behind > 0) munmap(memory + size, (size_t)behind);
-    madvise(memory, (size_t)size, MADV_HUGEPAGE);  // small pages otherwise
+    // Small pages where the kernel has no others, and at the end, so that not a huge page more is taken than was asked for.
+    const int64_t huge = bytes / HUGE_PAGE * HUGE_PAGE;
+    if (huge > 0) madvise(memory, (size_t)huge, MADV_HUGEPAGE);
+    if (huge < size) madvise(memory + huge, (size_t)(size - huge), MADV_NOHUGEPAGE);
+    used = bytes;
     madvise(memory, (size_t)size, MADV_DONTFORK);  // a child must not copy what the drive writes to
     return true;
 }
@@ -57,9 +58,7 @@ void Memory::fill_in_background() {
 
 void *Memory::fill(void *self) {
     Memory &my = *static_cast<Memory *>(self);
-    const sched_param none = {};
-    syscall(SYS_sched_setscheduler, 0, SCHED_IDLE, &none);
-    for (int64_t at = 0; at < my.size && !__atomic_load_n(&my.stop, __ATOMIC_RELAXED); at += SMALL_PAGE) {
+    for (int64_t at = 0; at < my.used && !__atomic_load_n(&my.stop, __ATOMIC_RELAXED); at += SMALL_PAGE) {
         touch(my.memory + at);
         __atomic_store_n(&my.there, at + SMALL_PAGE, __ATOMIC_RELAXED);
     }

@@ -9,8 +9,7 @@ class Memory {
 public:
     // False without memory. The kernel gives pages when they are first written.
     bool take(int64_t bytes);
-    // Have the kernel give them now, by a thread that runs when no other wants the processor: a read into a page that is
-    // not there yet waits until it is cleared.
+    // Have the kernel give them now, by a thread: a read into a page that is not there yet waits until it is cleared.
     void fill_in_background();
     // Joins the thread; only in the process that took the memory.
     ~Memory();
@@ -24,7 +23,7 @@ private:
     static void *fill(void *self);
 
     uint8_t *memory = nullptr;
-    int64_t size = 0, there = 0;
+    int64_t size = 0, used = 0, there = 0;
     pthread_t thread = {};
     bool runs = false, stop = false;
 };
