@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -107,6 +109,8 @@ class NativeStore:
         self._names: list[str] = []
         self._files: list[str] = []
         self._process = 0
+        self._inside: list[int] = []  # threads in native calls with the address
+        self._left = threading.Condition()
         self._why = "it is not open yet: load the model first"
 
     def open(
@@ -201,23 +205,50 @@ class NativeStore:
                 found["files"],
             )
 
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """The address for a native call: until its end, `close` in another thread waits.
+
+        Raises:
+            UnsupportedError: as `check_open`.
+        """
+        self.check_open()  # before the lock, which a fork may have taken along
+        thread = threading.get_ident()
+        try:
+            with self._left:
+                self._inside.append(thread)
+                address = self.check_open()
+            yield address
+        finally:
+            with self._left:
+                if thread in self._inside:  # Ctrl-C may come before
+                    self._inside.remove(thread)
+                self._left.notify_all()
+
     def counters(self) -> dict[str, Any]:
-        """kt_store_counters as a dict, with those of the reader under "io"; zeros when it is not open."""
+        """kt_store_counters as a dict, with those of the reader under "io"; zeros when it cannot be used."""
         found = _Counters()
-        if self.address:
-            loaded().kt_store_count(self.address, ctypes.byref(found))
+        with suppress(UnsupportedError), self.opened() as address:
+            loaded().kt_store_count(address, ctypes.byref(found))
         return found.as_dict()
 
     def drop(self) -> None:
         """Forget what is resident and nobody uses."""
-        if self.address:
-            loaded().kt_store_drop(self.address)
+        with suppress(UnsupportedError), self.opened() as address:
+            loaded().kt_store_drop(address)
 
     def close(self) -> None:
-        """Wait for reads, then give everything back."""
-        address, self.address = self.address, 0
-        self._why = "it was closed by undo(): load the model again"
-        if address and self._process == os.getpid():
+        """Wait for calls of other threads and for reads, then give everything back."""
+        if self._process != os.getpid():
+            self.address = 0
+            return
+        own = threading.get_ident()
+        with self._left:
+            address, self.address = self.address, 0
+            self._why = "it was closed by undo(): load the model again"
+            # Not for this thread's own call: a signal's handler may close in the middle of one, once C has returned.
+            self._left.wait_for(lambda: all(thread == own for thread in self._inside))
+        if address:
             loaded().kt_store_close(address)
 
     def check_open(self) -> int:

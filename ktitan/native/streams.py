@@ -145,21 +145,22 @@ def stream_experts(
     index = index.contiguous()
     shares = weights.detach().to(torch.float32).resolve_neg().contiguous()
     tokens, slots = check_experts(rows, index, shares, bank, activations, out)
-    bank.struct.store = bank.store.check_open()
-    status = loaded().kt_stream_experts(
-        ctypes.addressof(bank.struct),
-        rows.data_ptr(),
-        FLOAT_DTYPES[rows.dtype],
-        tokens,
-        index.data_ptr(),
-        slots,
-        shares.data_ptr(),
-        ARITHMETIC[activations],
-        out.data_ptr(),
-    )
-    if status == _OUT_OF_RANGE:
-        raise index_error(index, bank.experts)
-    _check(status, bank.store)
+    with bank.store.opened() as address:
+        bank.struct.store = address
+        status = loaded().kt_stream_experts(
+            ctypes.addressof(bank.struct),
+            rows.data_ptr(),
+            FLOAT_DTYPES[rows.dtype],
+            tokens,
+            index.data_ptr(),
+            slots,
+            shares.data_ptr(),
+            ARITHMETIC[activations],
+            out.data_ptr(),
+        )
+        if status == _OUT_OF_RANGE:
+            raise index_error(index, bank.experts)
+        _check(status, bank.store)
     return out
 
 
@@ -173,19 +174,20 @@ def stream_linear(x: torch.Tensor, matrix: StreamMatrix, bias: torch.Tensor | No
     rows = x.reshape(-1, x.shape[-1]).resolve_neg().contiguous()
     out = torch.empty((rows.shape[0], matrix.rows), dtype=x.dtype, device=x.device)
     count = check_linear(rows, matrix, bias, activations, out)
-    status = loaded().kt_stream_linear(
-        matrix.store.check_open(),
-        matrix.record,
-        matrix.place,
-        ctypes.addressof(matrix.struct),
-        rows.data_ptr(),
-        FLOAT_DTYPES[rows.dtype],
-        count,
-        None if bias is None else bias.data_ptr(),
-        ARITHMETIC[activations],
-        out.data_ptr(),
-    )
-    _check(status, matrix.store)
+    with matrix.store.opened() as address:
+        status = loaded().kt_stream_linear(
+            address,
+            matrix.record,
+            matrix.place,
+            ctypes.addressof(matrix.struct),
+            rows.data_ptr(),
+            FLOAT_DTYPES[rows.dtype],
+            count,
+            None if bias is None else bias.data_ptr(),
+            ARITHMETIC[activations],
+            out.data_ptr(),
+        )
+        _check(status, matrix.store)
     return out.view(*x.shape[:-1], matrix.rows)
 
 
@@ -198,18 +200,19 @@ def stream_rows(ids: torch.Tensor, table: StreamTable, dtype: torch.dtype) -> to
     flat = ids.reshape(-1).to(torch.int64).contiguous()
     out = torch.empty((flat.shape[0], table.columns), dtype=torch.float32, device=flat.device)
     count = check_rows(table, flat, out)
-    status = loaded().kt_stream_rows(
-        table.store.check_open(),
-        table.extents.ctypes.data,
-        len(table.extents),
-        ctypes.addressof(table.struct),
-        flat.data_ptr(),
-        count,
-        out.data_ptr(),
-    )
-    if status == _OUT_OF_RANGE:
-        raise id_error(flat, table.rows)
-    _check(status, table.store)
+    with table.store.opened() as address:
+        status = loaded().kt_stream_rows(
+            address,
+            table.extents.ctypes.data,
+            len(table.extents),
+            ctypes.addressof(table.struct),
+            flat.data_ptr(),
+            count,
+            out.data_ptr(),
+        )
+        if status == _OUT_OF_RANGE:
+            raise id_error(flat, table.rows)
+        _check(status, table.store)
     return out.to(dtype).view(*ids.shape, table.columns)
 
 

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -145,6 +146,39 @@ def test_copies_share_the_store_and_pickles_are_refused(stored, store, rng):
     store.close()
     with pytest.raises(UnsupportedError, match="closed"):
         stream_experts(*inputs, stream, "int8")
+
+
+def test_closing_waits_for_calls_of_other_threads_only(stored, store, rng):
+    stream = store.add_experts("layer", *stored.experts(make_bank(rng)))
+    stored.open(store, store.need.all_bytes)
+    inside, leave = threading.Event(), threading.Event()
+
+    def call():
+        with stream.store.opened():
+            inside.set()
+            leave.wait(30)
+
+    threads = [threading.Thread(target=call, daemon=True), threading.Thread(target=store.close, daemon=True)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert threads[1].is_alive()
+    leave.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert store.stats()["arena_bytes"] == 0
+    with pytest.raises(UnsupportedError, match="closed"):
+        stream_experts(*demand(rng, 1), stream, "int8")
+
+
+def test_a_signal_handler_may_close_in_the_middle_of_its_own_call(stored, store, rng):
+    stream = store.add_experts("layer", *stored.experts(make_bank(rng)))
+    stored.open(store, store.need.all_bytes)
+    with stream.store.opened():
+        store.close()
+    assert store.stats()["arena_bytes"] == 0
 
 
 def test_a_wrong_index_is_named_and_reads_nothing(stored, store, rng):
