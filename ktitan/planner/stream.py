@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from ktitan.errors import BudgetError
+from ktitan.errors import BudgetError, Fault
 from ktitan.plan import Decision, Plan
 from ktitan.plan.streamed import STREAMABLE, streaming_refusal
 from ktitan.rules import LayerSet, Location, Match, Replace, Rule, RuleSet
@@ -51,12 +51,22 @@ def stream_to_fit(plan: Plan, rules: RuleSet, again: Callable[[RuleSet], Plan]) 
         found.origin += f", {len(chosen)} modules streamed"
         found.notes.insert(0, _note(plan, found, chosen))
     elif reasons := [reason for one in plan.decisions if (reason := streaming_refusal(one))]:
-        plan.notes.insert(0, f"nothing can be streamed to make it fit: {reasons[0]}")
+        note = f"nothing can be streamed to make it fit: {reasons[0]}"
+        plan.notes.insert(0, note)
+        # Whoever sees the error alone would else take the budget for the only way out.
+        plan.problems[BudgetError] = [
+            dataclasses.replace(fault, message=f"{fault.message}; {note}" if _is_of_ram(fault) else fault.message)
+            for fault in plan.problems[BudgetError]
+        ]
     return found
 
 
 def _exceeds(plan: Plan) -> bool:
     return "ram" in plan.limits and plan.totals["ram"] > plan.limits["ram"]
+
+
+def _is_of_ram(fault: Fault) -> bool:
+    return fault.message.startswith("ram:")
 
 
 def _least(plan: Plan) -> int:

@@ -91,7 +91,7 @@ def test_without_the_native_library_the_reason_is_told(path, monkeypatch):
     plan = plan_in(path, plan_in(path, 1 << 30).totals["ram"] - 1)
     assert not streamed(plan)
     assert any("streaming needs the native library, which is not built" in note for note in plan.notes)
-    with pytest.raises(BudgetError):
+    with pytest.raises(BudgetError, match="nothing can be streamed to make it fit: streaming needs the native library"):
         plan.check()
 
 
