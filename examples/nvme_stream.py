@@ -33,4 +33,7 @@ def main(model_name: str = str(TINY), ram: str = "24MiB") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    try:
+        main(*sys.argv[1:3])
+    except ktitan.KtitanError as error:
+        sys.exit(str(error))

@@ -16,11 +16,12 @@ from ktitan.api.checksums import check_weights
 from ktitan.api.locate import ModelName, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
 from ktitan.api.tokenizer_files import check_vocabulary
-from ktitan.errors import UnsupportedError, WeightError
+from ktitan.errors import BudgetError, UnsupportedError, WeightError
+from ktitan.hardware import detect
 from ktitan.hub.names import parse_name
 from ktitan.inject import apply_plan, refuse_injected
 from ktitan.plan import Plan
-from ktitan.tiers import Budget
+from ktitan.tiers import Budget, format_bytes
 from ktitan.weights.files import is_file, stat_of
 from ktitan.weights.opening import Weights, open_sources
 
@@ -172,10 +173,24 @@ def carry_out(
         As `optimize_and_load`.
     """
     plan.check()
+    _refuse_more_than_there_is(plan)
     logger.info("%s", plan.summary(rule_notes=False))
     handle = apply_plan(model, plan, keep_original=keep_original, progress=progress)
     if generation is not None:
         handle.set_generation_config(generation)
+
+
+def _refuse_more_than_there_is(plan: Plan) -> None:
+    """A budget may be planned for another machine; what is loaded has to fit into this one."""
+    memory = detect().memory
+    there = min(memory.total_bytes, memory.limit_bytes or memory.total_bytes)
+    wanted = plan.totals.get("ram", 0)
+    if there and wanted > there:
+        raise BudgetError(
+            f"ram: needs {format_bytes(wanted)}, this machine or its control group has {format_bytes(there)} in all",
+            plan.origin,
+            "give a smaller ram budget, or none: what does not fit is streamed",
+        )
 
 
 def _home(weights: Weights, model: nn.Module) -> Path | None:

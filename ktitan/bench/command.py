@@ -133,7 +133,10 @@ def make(
         format=format,
         uniform=uniform,
     )
+    if out.exists():
+        raise IoError("is there already", str(out), "give another name, or remove it")
     try:
         write_model(out, shape, seed)
     except OSError as error:
         raise IoError.of(error, "the model cannot be written", out) from error
+    typer.echo(f"wrote {out}, {out.stat().st_size / 1e9:.2f} GB", err=True)

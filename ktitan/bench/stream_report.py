@@ -84,8 +84,8 @@ class Conditions:
         record_bytes = rounds[0].ours.about["record_bytes"]
         return (
             f"{self.case.tokens} random tokens after {self.case.prompt}, {self.case.threads} threads, budget "
-            f"{self.ram_bytes / _MB:.0f} MB, {limit}, cold, {self.read_ahead}, records of {record_bytes / _MB:.2f} MB, "
-            f"load average up to {max(one.load for one in rounds):.1f}"
+            f"{self.ram_bytes / _MB:.0f} MB, {limit}, cold (memory of the cache taken), {self.read_ahead}, "
+            f"records of {record_bytes / _MB:.2f} MB, load average up to {max(one.load for one in rounds):.1f}"
         )
 
 

@@ -24,7 +24,8 @@ def convert(
 ) -> None:
     """Write SRC as a Titan Native directory: one aligned read a record, a checksum each. DST is a MODEL then.
 
-    Tensors keep the format in which they are stored. After Ctrl-C, a kill or a full drive the same command goes on.
+    Tensors whose rows are stored whole keep their format; others are computed and written dense. After Ctrl-C, a kill
+    or a full drive the same command goes on.
     """
     from ktitan.cli.progress import Steps
     from ktitan.convert import convert_model

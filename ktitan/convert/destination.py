@@ -62,7 +62,7 @@ def claim(destination: Path, wanted: Claim) -> bool:
         replace_file(destination / JOURNAL_NAME, json.dumps(fields, indent=1).encode())
     for number, folder in enumerate(wanted.stripes, 1):
         with written(destination / stripe_name(number)):
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder).mkdir(exist_ok=True)
             link = destination / stripe_name(number)
             if not link.is_symlink():
                 link.symlink_to(folder)
@@ -73,7 +73,7 @@ def stripe_folders(destination: Path, stripes: Sequence[Path]) -> tuple[str, ...
     """The folders as absolute paths.
 
     Raises:
-        UnsupportedError: one is named twice, is DST, or is no folder; all at once.
+        UnsupportedError: one is named twice, is DST, is no folder, or has none above it; all at once.
     """
     found = [os.path.realpath(one) for one in stripes]
     taken = [os.path.realpath(destination), *found]
@@ -83,6 +83,9 @@ def stripe_folders(destination: Path, stripes: Sequence[Path]) -> tuple[str, ...
         if taken.count(path) > 1
     ]
     faults += [Fault("no folder", path, "give a folder") for path in found if stat_of(path) and not is_folder(path)]
+    # What is above it is not made: a drive that is not mounted would be made up on this one.
+    above = [path for path in found if not is_folder(Path(path).parent)]
+    faults += [Fault("no folder is above it", path, "mount the drive, or make the folder") for path in above]
     if len(taken) > MOST_STRIPES:
         faults.append(Fault(f"{len(taken)} drives", "--stripe", f"give at most {MOST_STRIPES - 1}"))
     if faults:

@@ -45,7 +45,7 @@ def to_text(report: Report) -> str:
     for section, findings in report.items():
         lines.append(section)
         for finding in findings:
-            lines.append(f"  {finding.status:<8}{finding.name:<20}{finding.value}")
+            lines.append(f"  {finding.status:<8}{finding.name:<19} {finding.value}")
             if finding.remedy:
                 lines.append(f"{'':<30}remedy: {finding.remedy}")
     return "\n".join(lines)

@@ -202,5 +202,5 @@ def cache_text(before: dict[str, Any] | None, after: dict[str, Any] | None) -> s
     read = after["io"]["read_bytes"] - before["io"]["read_bytes"]
     seconds = (after["io"]["busy_ns"] - before["io"]["busy_ns"]) / 1e9
     rate = f" at {format_bytes(read / seconds)}/s" if seconds > 0 else ""
-    share = f"{100 * hits / demands:.0f} % in the cache, " if demands else ""
+    share = f"{100 * hits / demands:.0f} % hits, " if demands else ""
     return f"{share}{format_bytes(read)} read{rate}"

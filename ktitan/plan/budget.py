@@ -99,5 +99,8 @@ def _too_small(plan: Plan, tier: str, limit: int) -> Fault:
     uses = ", ".join(f"{use} {format_bytes(size)}" for use, size in plan.parts[tier].items())
     source = "the budget" if plan.budget.limit(tier) is not None else "this machine"
     message = f"{tier}: needs {format_bytes(plan.totals[tier])} ({uses}), {source} allows {format_bytes(limit)}"
-    remedy = "raise the budget, shorten the context, or move modules to another tier"
+    remedy = (
+        f"raise the budget, plan for fewer than {plan.context_tokens} tokens (context=, --context), or move modules"
+    )
+    remedy = f"{remedy} to another tier" if limit >= 1 << 20 else 'write the budget with its unit, e.g. "8GiB"'
     return Fault(message + (cache_hint(plan) if tier == "ram" else ""), plan.origin, remedy)

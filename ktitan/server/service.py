@@ -104,8 +104,14 @@ class Service:
         self.metrics.gauge("ktitan_running", "Requests that run.", lambda: engine.running is not None)
         self.metrics.tier_gauge("ktitan_tier_used_bytes", "Bytes used.", lambda: self.tiers.column("used_bytes"))
         self.metrics.tier_gauge("ktitan_tier_budget_bytes", "Bytes allowed.", lambda: self.tiers.column("budget_bytes"))
-        self.metrics.tier_gauge("ktitan_tier_hits", "Streamed weights found there.", lambda: self.tiers.column("hits"))
-        self.metrics.tier_gauge("ktitan_tier_misses", "Those that were read.", lambda: self.tiers.column("misses"))
+        self.metrics.tier_gauge(
+            "ktitan_tier_cache_bytes", "Cache of streams.", lambda: self.tiers.column("cache_bytes")
+        )
+        self.metrics.tier_counter(
+            "ktitan_tier_hits", "Streamed weights found there.", lambda: self.tiers.column("hits")
+        )
+        self.metrics.tier_counter("ktitan_tier_misses", "Those that were read.", lambda: self.tiers.column("misses"))
+        self.metrics.tier_counter("ktitan_tier_read_bytes", "Bytes read.", lambda: self.tiers.column("read_bytes"))
         self.metrics.tier_gauge(
             "ktitan_tier_read_bytes_per_second", "Rate of reads.", lambda: self.tiers.column("read_bytes_per_second")
         )

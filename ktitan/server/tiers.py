@@ -74,14 +74,15 @@ class Tiers:
 
     def _streaming(self, tier: str) -> dict[str, Any]:
         """What the counters of streamed weights say of a tier."""
-        names = ("cache_bytes", "cached_bytes", "hits", "misses", "read_bytes_per_second")
+        names = ("cache_bytes", "cached_bytes", "hits", "misses", "read_bytes", "read_bytes_per_second")
         figures: dict[str, Any] = dict.fromkeys(names)
         store = self._handle.store_stats() if self._handle else None
         if store is not None and tier == "ram":
             figures |= {"cache_bytes": store["arena_bytes"], "cached_bytes": store["resident_bytes"]}
             figures |= {"hits": store["hits"], "misses": store["misses"]}
         if store is not None and tier == "nvme":
-            figures["read_bytes_per_second"] = self._rate.at(store["io"]["read_bytes"])
+            read = store["io"]["read_bytes"]
+            figures |= {"read_bytes": read, "read_bytes_per_second": self._rate.at(read)}
         return figures
 
 

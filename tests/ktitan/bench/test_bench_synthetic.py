@@ -4,9 +4,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import ktitan
 from ktitan.bench.synthetic import Shape, write_model
+from ktitan.cli.main import app
 from ktitan.errors import UnsupportedError
 
 SMALL = Shape(
@@ -59,3 +61,14 @@ def test_sizes_that_cannot_be(tmp_path, change, message):
     with pytest.raises(UnsupportedError, match=message):
         write_model(tmp_path / "x.gguf", replace(SMALL, **change))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_it_wrote_and_overwrites_nothing(tmp_path):
+    out = tmp_path / "m.gguf"
+    small = ["--layers", "1", "--hidden", "256", "--experts", "2", "--intermediate", "256", "--vocabulary", "300"]
+    first = CliRunner().invoke(app, ["bench", "make", str(out), *small])
+    assert first.exit_code == 0 and f"wrote {out}" in first.stderr
+    before = out.read_bytes()
+    again = CliRunner().invoke(app, ["bench", "make", str(out), *small, "--seed", "9"])
+    assert again.exit_code == 2 and "is there already" in again.stderr
+    assert out.read_bytes() == before

@@ -95,6 +95,7 @@ def test_killed_at_random_moments(small, reference, tmp_path):
     print("killed at", moments, "of", steps)
     for moment in moments:
         home = tmp_path / str(moment)
+        home.mkdir()
 
         def convert(home=home):
             return convert_model(small[0], home / "native", stripes=[home / "two"])
@@ -118,12 +119,15 @@ def test_killed_at_random_moments(small, reference, tmp_path):
 def test_killed_from_outside(small, reference, tmp_path):
     for number in range(3):
         home = tmp_path / str(number)
+        home.mkdir()
 
         def convert(home=home):
             return convert_model(small[0], home / "native", stripes=[home / "two"])
 
         child = in_child(convert)
+        deadline = time.monotonic() + 60
         while not (home / "native").exists():
+            assert time.monotonic() < deadline
             time.sleep(0.001)
         time.sleep(random.random() * 0.05)
         os.kill(child, signal.SIGKILL)
@@ -195,6 +199,12 @@ def test_what_is_not_ours_is_left_alone(small, tmp_path):
         with pytest.raises(UnsupportedError, match=r"named twice|no folder"):
             convert_model(small[0], tmp_path / "new", stripes=stripes)
     assert os.listdir(tmp_path / "full") == ["letter.txt"]
+
+
+def test_a_drive_that_is_not_mounted_is_not_made_up(small, tmp_path):
+    with pytest.raises(UnsupportedError, match="no folder is above it"):
+        convert_model(small[0], tmp_path / "new", stripes=[tmp_path / "mnt" / "drive"])
+    assert not (tmp_path / "mnt").exists()
 
 
 def test_another_source_or_other_stripes(small, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import ktitan
 from ktitan.local_chat.session import cache_text
 from ktitan.server import tiers
+from ktitan.server.metrics import Metrics
 from ktitan.server.tiers import Tiers
 
 from support.operator_rig import fresh_seed
@@ -44,6 +45,13 @@ def test_hits_are_of_ram_and_reads_of_the_drive(model, monkeypatch):
 def test_the_chat_says_what_an_answer_read():
     before = {"demands": 10, "hits": 5, "io": {"read_bytes": 100, "busy_ns": 0}}
     after = {"demands": 30, "hits": 20, "io": {"read_bytes": 100 + (3 << 20), "busy_ns": 2 * 10**9}}
-    assert cache_text(before, after) == "75 % in the cache, 3.0 MiB read at 1.5 MiB/s"
+    assert cache_text(before, after) == "75 % hits, 3.0 MiB read at 1.5 MiB/s"
     assert cache_text(before, before) == "0 B read"
     assert cache_text(None, None) == ""
+
+
+def test_counts_of_tiers_are_counters():
+    metrics = Metrics()
+    metrics.tier_counter("ktitan_tier_hits", "Found.", lambda: {"ram": 3.0})
+    text = metrics.text("application/openmetrics-text")[0].decode()
+    assert "# TYPE ktitan_tier_hits counter" in text and 'ktitan_tier_hits_total{tier="ram"} 3.0' in text
