@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -66,6 +67,7 @@ def in_child(work):
     child = os.fork()
     if child == 0:
         try:
+            torch.set_num_threads(1)  # OpenMP's threads are not there after a fork, and it would wait for them
             work()
             os._exit(0)
         finally:
