@@ -59,8 +59,8 @@ struct kt_store_fault {
 
 struct kt_store;
 
-// Further values of enum kt_status.
-enum kt_store_status { KT_IO_FAILED = 16, KT_CLOSED = 17 };
+// A further value of enum kt_status.
+enum kt_store_status { KT_IO_FAILED = 16 };
 
 KT_API int32_t kt_store_open(const kt_store_spec *spec, kt_store **store);  // KT_OK, KT_NO_MEMORY, KT_WRONG_SIZE
 KT_API void kt_store_close(kt_store *store);

@@ -15,7 +15,6 @@ public:
     ~Memory();
 
     uint8_t *base() const { return memory; }
-    int64_t bytes() const { return size; }
     // Bytes from the start on that are there.
     int64_t filled() const { return __atomic_load_n(&there, __ATOMIC_RELAXED); }
 

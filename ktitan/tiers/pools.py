@@ -9,7 +9,7 @@ from ktitan.errors import BudgetError
 from ktitan.tiers.budget import format_bytes
 from ktitan.tiers.record import PAGE_BYTES, round_up
 
-__all__ = ["CacheNeed", "Shares", "cache_need", "class_sizes", "share_out"]
+__all__ = ["CacheNeed", "Shares", "cache_need", "class_of", "class_sizes", "least_cycle", "share_out"]
 
 # Of a slot at most this part stays unused by the smallest record of its class.
 MOST_WASTE = 0.03
@@ -96,7 +96,9 @@ def share_out(cache_bytes: int, pooled: Sequence[int], dense: Sequence[int], row
 
 
 def least_cycle(dense: Sequence[int]) -> int:
-    """Bytes with which dense records can be used and read ahead: the two largest neighbours (kt_cycle_least)."""
+    """Bytes with which dense records can be used and read ahead: the two largest neighbours, of which the last and the
+    first are a pair (kt_cycle_least).
+    """
     if len(dense) < 2:
         return sum(dense)
     return max(first + second for first, second in zip(dense, [*dense[1:], dense[0]], strict=True))

@@ -36,14 +36,12 @@ class Record:
         extents: the reads that bring it.
         places: where each part begins in the slot, in the order in which `lay_out` got them.
         slot_bytes: bytes of a slot for it, whole pages.
-        stored_bytes: bytes of its parts.
     """
 
     name: str
     extents: tuple[Extent, ...]
     places: tuple[int, ...]
     slot_bytes: int
-    stored_bytes: int
 
 
 def lay_out(name: str, parts: Sequence[Sequence[Span]]) -> Record | None:
@@ -64,8 +62,7 @@ def lay_out(name: str, parts: Sequence[Sequence[Span]]) -> Record | None:
                 return None
             end = at + span.nbytes
     slot = max((round_up(one.at + one.span.nbytes) for one in extents), default=0)
-    stored = sum(span.nbytes for spans in parts for span in spans)
-    return Record(name, tuple(extents), tuple(places), slot, stored)
+    return Record(name, tuple(extents), tuple(places), slot)
 
 
 def _place(extents: list[Extent], span: Span) -> int:

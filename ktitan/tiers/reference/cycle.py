@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ktitan.tiers.pools import least_cycle
 from ktitan.tiers.record import PAGE_BYTES
 
 __all__ = ["Cycle", "CycleAnswer"]
@@ -33,20 +34,12 @@ class _Place:
     stamp: int
 
 
-def least_bytes(sizes: Sequence[int], first: int = 0) -> int:
-    """Bytes of the two largest neighbours among the records from `first` on; the last one's neighbour is the first."""
-    ring = sizes[first:]
-    if len(ring) < 2:
-        return sum(ring)
-    return max(a + b for a, b in zip(ring, [*ring[1:], ring[0]], strict=True))
-
-
 def count_pinned(sizes: Sequence[int], capacity: int) -> int:
     """How many records stay, from the first on: as many as leave room for a ring."""
     if sum(sizes) <= capacity:
         return len(sizes)
     wanted = min(capacity // _RING_SHARE, _MOST_RING)
-    fitting = (n for n in range(len(sizes)) if capacity - sum(sizes[:n]) >= max(wanted, least_bytes(sizes, n)))
+    fitting = (n for n in range(len(sizes)) if capacity - sum(sizes[:n]) >= max(wanted, least_cycle(sizes[n:])))
     return max(fitting, default=0)
 
 
@@ -55,7 +48,7 @@ class Cycle:
 
     Args:
         sizes: bytes of each record, whole pages, in the order of first use.
-        capacity: bytes for all; at least `least_bytes(sizes)`.
+        capacity: bytes for all; at least `least_cycle(sizes)`.
     """
 
     def __init__(self, sizes: Sequence[int], capacity: int) -> None:

@@ -34,7 +34,6 @@ def test_every_part_is_whole_and_no_page_belongs_to_two_reads():
             pages |= set(mine)
         assert record.slot_bytes == PAGE_BYTES * (max(pages) + 1)
         assert all(brought(record, spans[0], place) for spans, place in zip(parts, record.places, strict=True))
-        assert record.stored_bytes == sum(spans[0].nbytes for spans in parts)
 
 
 def test_neighbours_in_a_file_are_one_read():

@@ -8,8 +8,8 @@ import pytest
 from ktitan.errors import UnsupportedError
 from ktitan.native import native_reason
 from ktitan.native.decisions import NativeCycle, cycle_least
+from ktitan.tiers.pools import least_cycle
 from ktitan.tiers.reference import Cycle, CycleAnswer
-from ktitan.tiers.reference.cycle import least_bytes
 
 PAGE = 4096
 HIT, LOADING, MISS, BUSY = CycleAnswer
@@ -159,11 +159,11 @@ def test_least_capacity():
     rng = random.Random(time.time_ns())
     for _ in range(200):
         sizes = [PAGE * rng.randint(1, 9) for _ in range(rng.randint(0, 6))]
-        assert cycle_least(sizes) == least_bytes(sizes)
-        NativeCycle(sizes, least_bytes(sizes))
+        assert cycle_least(sizes) == least_cycle(sizes)
+        NativeCycle(sizes, least_cycle(sizes))
         if sizes:
             with pytest.raises(UnsupportedError):
-                NativeCycle(sizes, least_bytes(sizes) - 1)
+                NativeCycle(sizes, least_cycle(sizes) - 1)
     for wrong in ([PAGE + 1], [0], [-PAGE]):
         with pytest.raises(UnsupportedError):
             NativeCycle(wrong, 1 << 30)
