@@ -10,6 +10,8 @@ namespace {
 // Tag of a read for a row; others carry the number of a record.
 constexpr uint64_t ROW_TAG = ~(uint64_t)0;
 constexpr int64_t DONE_AT_ONCE = 64;
+// Steps of more tokens than that read a prompt; assisted decoding checks a few tokens at a time.
+constexpr int64_t MOST_DECODED = 8;
 
 int64_t whole_pages(int64_t bytes) { return (bytes + KT_PAGE - 1) / KT_PAGE * KT_PAGE; }
 
@@ -33,7 +35,7 @@ int32_t Store::open(const kt_store_spec &spec) {
         if (record.pool >= 0 && record.slot_bytes > spec.pool_slot_bytes[record.pool]) return KT_WRONG_SIZE;
     }
     if (!copy(spec)) return KT_NO_MEMORY;
-    if (!place_pools(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
+    if (!place_pools(spec) || !make_residency(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
     const int64_t bytes = rows_at + rows_bytes;
     if (bytes > 0 && !arena.take(bytes)) return KT_NO_MEMORY;
     memory = arena.base();
@@ -63,6 +65,7 @@ Store::~Store() {
 
 bool Store::copy(const kt_store_spec &spec) {
     record_count = spec.record_count;
+    pools = spec.pools;
     int64_t extent_count = 0, most_extents = 1;
     for (int64_t r = 0; r < record_count; r++) {
         extent_count += spec.records[r].extents;
@@ -89,22 +92,39 @@ bool Store::copy(const kt_store_spec &spec) {
 // Pools one after another, each on a page.
 bool Store::place_pools(const kt_store_spec &spec) {
     int64_t at = 0;
-    bool pooled = false;
     for (int32_t pool = 0; pool < spec.pools; pool++) {
         pool_at[pool] = at;
         pool_slot[pool] = spec.pool_slot_bytes[pool];
-        if (pool_slot[pool] % KT_PAGE != 0 || spec.pool_slots[pool] < 1) return false;
-        at += pool_slot[pool] * spec.pool_slots[pool];
+        if (pool_slot[pool] % KT_PAGE != 0 || spec.sizes->pool_slots[pool] < 1) return false;
+        at += pool_slot[pool] * spec.sizes->pool_slots[pool];
     }
-    int32_t *pool_of = take<int32_t>(record_count);
-    if (pool_of == nullptr) return false;
-    for (int64_t r = 0; r < record_count; r++) {
-        pooled = pooled || records[r].pool >= 0;
-        pool_of[r] = records[r].pool < 0 ? 0 : records[r].pool;  // dense records are never asked for here
-    }
-    if (pooled) residency = kt_residency_create(spec.pool_slots, spec.pools, pool_of, record_count);
-    free(pool_of);
     cycle_at = at;
+    return true;
+}
+
+bool Store::make_residency(const kt_store_spec &spec) {
+    int32_t *pool_of = take<int32_t>(record_count), *domain_of = take<int32_t>(record_count);
+    bool pooled = false;
+    for (int64_t r = 0; r < record_count && pool_of != nullptr && domain_of != nullptr; r++) {
+        pooled = pooled || records[r].pool >= 0;
+        pool_of[r] = records[r].pool;
+        domain_of[r] = records[r].domain;
+    }
+    kt_residency_spec what = {};
+    what.pool_slots = spec.sizes->pool_slots;
+    what.pool_spares = spec.sizes->pool_spares;
+    what.domain_slots = spec.sizes->domain_slots;
+    what.record_pool = pool_of;
+    what.record_domain = domain_of;
+    what.records = record_count;
+    what.pools = spec.pools;
+    what.domains = spec.domains;
+    what.policy = spec.policy == KT_POLICY_AUTO ? (int32_t)KT_LRU : spec.policy;
+    what.growth = spec.growth;
+    if (pooled) residency = kt_residency_create(&what);
+    counters.policy = what.policy;
+    free(pool_of);
+    free(domain_of);
     return !pooled || residency != nullptr;
 }
 
@@ -118,9 +138,9 @@ bool Store::make_cycle(const kt_store_spec &spec) {
         cycle_record[count] = r;
         bytes[count++] = records[r].slot_bytes;
     }
-    if (count > 0) cycle = kt_cycle_create(bytes, count, spec.cycle_bytes);
+    if (count > 0) cycle = kt_cycle_create(bytes, count, spec.sizes->cycle_bytes);
     free(bytes);
-    rows_at = cycle_at + (count > 0 ? whole_pages(spec.cycle_bytes) : 0);
+    rows_at = cycle_at + (count > 0 ? whole_pages(spec.sizes->cycle_bytes) : 0);
     rows_bytes = whole_pages(spec.row_bytes);
     return count == 0 || cycle != nullptr;
 }
@@ -140,6 +160,9 @@ void Store::register_buffers() {
 void Store::count(kt_store_counters *to) const {
     *to = counters;
     to->filled_bytes = arena.filled() < counters.arena_bytes ? arena.filled() : counters.arena_bytes;
+    for (int32_t pool = 0; pool < pools && residency != nullptr; pool++) {
+        to->resident_bytes += pool_slot[pool] * kt_residency_used(residency, pool);
+    }
     if (cycle != nullptr) {
         for (int64_t n = 0; n < kt_cycle_pinned(cycle); n++) {
             if (state[cycle_record[n]] == READY) to->resident_bytes += records[cycle_record[n]].slot_bytes;
@@ -154,7 +177,6 @@ void Store::drop() {
     for (int64_t r = 0; r < record_count; r++) {
         if (records[r].pool < 0 || !kt_residency_evict(residency, r)) continue;
         state[r] = ABSENT;
-        counters.resident_bytes -= pool_slot[records[r].pool];
     }
     if (cycle == nullptr) return;
     kt_cycle_drop(cycle);
@@ -168,22 +190,49 @@ uint8_t *Store::slot(int64_t record) const {
     return memory + pool_at[pool] + kt_residency_slot(residency, record) * pool_slot[pool];
 }
 
-int32_t Store::want(int64_t record) {
-    int64_t place = -1, victim = -1;
-    const int32_t answer = kt_residency_acquire(residency, record, &place, &victim);
+void Store::begin(int64_t first_record, int64_t tokens) {
+    const bool first = first_record <= last_first || last_first < 0;
+    last_first = first_record;
+    if (!first) return;
+    const bool prompt = tokens > MOST_DECODED;
+    if (prompt && !in_prompt) {
+        counters.sequences++;
+        kt_residency_sequence(residency);
+    }
+    in_prompt = prompt;
+    counters.steps++;
+    counters.tokens += tokens;
+    kt_residency_step(residency, tokens);
+}
+
+void Store::release(int64_t record) {
+    kt_residency_release(residency, record);
+    if (!has(record)) state[record] = ABSENT;  // it was a guest
+}
+
+int32_t Store::want(int64_t record, int64_t tokens) {
+    kt_placed placed;
+    const int32_t answer = kt_residency_acquire(residency, record, tokens, &placed);
     if (answer == KT_FULL) return answer;
     counters.demands++;
+    counters.passed += placed.guest;
+    if (placed.victim >= 0) {
+        counters.evictions++;
+        state[placed.victim] = ABSENT;
+    }
+    if (placed.displaced >= 0) {
+        counters.guesses_wasted++;
+        state[placed.displaced] = ABSENT;
+    }
+    if (placed.foreseen) {
+        counters.guesses_used++;
+        counters.guesses_late += answer == KT_LOADING;
+    }
     if (answer != KT_MISS) {
         counters.hits++;
         return answer;
     }
     counters.misses++;
-    counters.resident_bytes += pool_slot[records[record].pool];
-    if (victim >= 0) {
-        counters.evictions++;
-        counters.resident_bytes -= pool_slot[records[record].pool];
-        state[victim] = ABSENT;
-    }
     collect(record, slot(record));
     return answer;
 }
@@ -246,7 +295,6 @@ void Store::finish(int64_t record) {
     const bool failed = state[record] == FAILED, pooled = records[record].pool >= 0;
     if (!failed) state[record] = READY;
     if (pooled && failed) {
-        counters.resident_bytes -= pool_slot[records[record].pool];
         kt_residency_failed(residency, record);
     } else if (pooled) {
         kt_residency_loaded(residency, record);

@@ -19,10 +19,12 @@ public:
     void drop();
 
     // ---- experts ----
-    // Hold a record: KT_HIT, KT_LOADING, KT_MISS (its reads are collected until `start`), KT_FULL.
-    int32_t want(int64_t record);
+    // A call for a layer's experts begins; the first layer begins a step.
+    void begin(int64_t first_record, int64_t tokens);
+    // Hold a record that so many tokens chose: KT_HIT, KT_LOADING, KT_MISS (its reads are collected until `start`), KT_FULL.
+    int32_t want(int64_t record, int64_t tokens);
     bool has(int64_t record) const { return kt_residency_has(residency, record); }
-    void release(int64_t record) { kt_residency_release(residency, record); }
+    void release(int64_t record);
     uint8_t *slot(int64_t record) const;
 
     // ---- dense records ----
@@ -56,6 +58,7 @@ private:
 
     bool copy(const kt_store_spec &spec);
     bool place_pools(const kt_store_spec &spec);
+    bool make_residency(const kt_store_spec &spec);
     bool make_cycle(const kt_store_spec &spec);
     void register_buffers();
     bool push(const kt_read &read);
@@ -67,9 +70,13 @@ private:
     kt_record *records = nullptr;
     kt_extent *extents = nullptr;
     int64_t record_count = 0;
+    int32_t pools = 0;
     State *state = nullptr;
     int32_t *missing = nullptr;  // reads of the record that are not done
     int64_t *cycle_number = nullptr, *cycle_record = nullptr;  // record <-> number in the cycle
+
+    int64_t last_first = -1;  // record of the last call for experts
+    bool in_prompt = false;
 
     kt_residency *residency = nullptr;
     kt_cycle *cycle = nullptr;

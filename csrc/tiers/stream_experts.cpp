@@ -72,7 +72,7 @@ void Streamed::hold(int64_t group) {
 void Streamed::hold_hits() {
     for (int64_t g = 0; g < pass.group_count; g++) {
         if (!store.has(record(g))) continue;
-        store.want(record(g));
+        store.want(record(g), pass.groups[g].count);
         hold(g);
     }
 }
@@ -80,7 +80,7 @@ void Streamed::hold_hits() {
 void Streamed::hold_misses() {
     for (int64_t g = 0; g < pass.group_count; g++) {
         if (steps[g] != WAITING) continue;
-        if (store.want(record(g)) == KT_FULL) break;
+        if (store.want(record(g), pass.groups[g].count) == KT_FULL) break;
         hold(g);
     }
     store.start();
@@ -174,6 +174,7 @@ int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_
     const int64_t groups = least(layer.experts, step * slots);
     if (!pass.prepare(step, groups * (int64_t)(2 * sizeof(int64_t) + sizeof(Step)))) return KT_NO_MEMORY;
     for (int64_t first = 0; first < tokens; first += step) {
+        bank->store->store.begin(bank->first_record, least(step, tokens - first));
         pass.begin(first, least(step, tokens - first));
         if (!Streamed(*bank, pass, static_cast<int64_t *>(pass.extra())).run()) return KT_IO_FAILED;
         pass.finish();

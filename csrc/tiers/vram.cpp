@@ -95,9 +95,9 @@ void stay(kt_vram *vram, int64_t id) {
 
 // Hold `id` in RAM, where it is there and filled.
 int64_t hold_in_ram(kt_vram *vram, int64_t id) {
-    int64_t slot, victim;
+    kt_placed placed;
     if (!kt_residency_has(vram->ram, id)) return NONE;
-    if (kt_residency_acquire(vram->ram, id, &slot, &victim) == KT_HIT) return slot;
+    if (kt_residency_acquire(vram->ram, id, 0, &placed) == KT_HIT) return placed.slot;
     kt_residency_release(vram->ram, id);
     return NONE;
 }
@@ -129,10 +129,10 @@ void show(kt_vram *vram, int64_t id) {
 // Copy a record that is not in RAM to a free slot there.
 bool demote(kt_vram *vram, int64_t id) {
     const Record &record = vram->records[id];
-    int64_t slot, victim;
+    kt_placed placed;
     if (kt_residency_free(vram->ram, record.pool) == 0) return false;
-    if (kt_residency_acquire(vram->ram, id, &slot, &victim) != KT_MISS) return false;
-    if (!vram->device.copy_out(vram->device.context, record.pool, record.slot, slot)) {
+    if (kt_residency_acquire(vram->ram, id, 0, &placed) != KT_MISS) return false;
+    if (!vram->device.copy_out(vram->device.context, record.pool, record.slot, placed.slot)) {
         kt_residency_failed(vram->ram, id);
         return false;
     }

@@ -26,11 +26,13 @@ from ktitan.native.io_structs import (
 )
 from ktitan.native.library import loaded
 
-__all__ = ["EXTENT", "IO_FAILED", "NativeRecord", "NativeStore"]
+__all__ = ["EXTENT", "IO_FAILED", "PREFETCH", "NativeRecord", "NativeStore", "StoreSizes"]
 
 # enum kt_status and enum kt_store_status.
 _OK, _NO_MEMORY = 0, 1
 IO_FAILED = 16
+# enum kt_prefetch.
+PREFETCH = ("off", "on", "auto")
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,26 @@ class _Counters(CountedStruct):
                 "stall_ns",
                 "compute_ns",
                 "row_reads",
+                "steps",
+                "tokens",
+                "sequences",
+                "passed",
+                "policy",
+                "policy_changes",
+                "predicted",
+                "predicted_right",
+                "predicted_absent",
+                "predicted_absent_right",
+                "predict_ns",
+                "guesses",
+                "guess_bytes",
+                "guesses_used",
+                "guesses_late",
+                "guesses_wasted",
+                "guess_level",
+                "guess_steps",
+                "guess_changes",
+                "guess_gain_ns",
             )
         ),
         ("io", IoCounters),
@@ -72,19 +94,33 @@ class _Spec(ctypes.Structure):
         ("record_count", ctypes.c_int64),
         ("extents", ctypes.c_void_p),
         ("pool_slot_bytes", ctypes.c_void_p),
-        ("pool_slots", ctypes.c_void_p),
-        ("cycle_bytes", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p),
         ("row_bytes", ctypes.c_int64),
+        ("growth", ctypes.c_double),
         ("pools", ctypes.c_int32),
+        ("domains", ctypes.c_int32),
         ("mode", ctypes.c_int32),
         ("direct", ctypes.c_int32),
         ("depth", ctypes.c_int32),
+        ("policy", ctypes.c_int32),
+        ("prefetch", ctypes.c_int32),
+    )
+
+
+class _SizesStruct(ctypes.Structure):
+    _fields_ = (
+        ("pool_slots", ctypes.c_void_p),
+        ("pool_spares", ctypes.c_void_p),
+        ("domain_slots", ctypes.c_void_p),
+        ("cycle_bytes", ctypes.c_int64),
     )
 
 
 # kt_extent and kt_record; numpy lays them out as C does.
 EXTENT = np.dtype([("offset", "i8"), ("bytes", "i8"), ("at", "i8"), ("file", "i4")], align=True)
-_RECORD = np.dtype([("first_extent", "i8"), ("slot_bytes", "i8"), ("extents", "i4"), ("pool", "i4")], align=True)
+_RECORD = np.dtype(
+    [("first_extent", "i8"), ("slot_bytes", "i8"), ("extents", "i4"), ("pool", "i4"), ("domain", "i4")], align=True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +131,31 @@ class NativeRecord:
     extents: tuple[tuple[int, int, int, int], ...]
     slot_bytes: int
     pool: int
+    domain: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSizes:
+    """How memory is shared out (kt_store_sizes).
+
+    Attributes:
+        pools: (bytes of a slot, slots, spare slots) of each size class.
+        domain_slots: most members of each domain.
+        cycle_bytes: for the dense records.
+    """
+
+    pools: tuple[tuple[int, int, int], ...]
+    domain_slots: tuple[int, ...]
+    cycle_bytes: int
+
+
+class _Sizes:
+    """kt_store_sizes, with the arrays that it points to."""
+
+    def __init__(self, sizes: StoreSizes) -> None:
+        columns = [[pool[column] for pool in sizes.pools] for column in (1, 2)]
+        self._arrays = [np.array(numbers, np.int64) for numbers in (*columns, sizes.domain_slots)]
+        self.struct = _SizesStruct(*(array.ctypes.data for array in self._arrays), sizes.cycle_bytes)
 
 
 class NativeStore:
@@ -116,24 +177,28 @@ class NativeStore:
     def open(
         self,
         records: Sequence[NativeRecord],
-        pools: Sequence[tuple[int, int]],
-        cycle_bytes: int,
+        sizes: StoreSizes,
         row_bytes: int,
         *,
         mode: str = "auto",
         direct: bool = True,
         depth: int = 0,
+        policy: int = 0,
+        prefetch: str = "off",
+        growth: float = 1.0,
     ) -> None:
         """Take memory and start the reader.
 
         Args:
             records: all that is streamed, dense ones in the order of use.
-            pools: (bytes of a slot, slots) of each size class.
-            cycle_bytes: for the dense records.
+            sizes: how memory is shared out.
             row_bytes: for buffers of rows.
             mode: a key of `ktitan.native.io_structs.MODES`.
             direct: past the page cache.
             depth: reads in flight on a drive; 0: probed.
+            policy: enum kt_policy; -1: the one that measures best.
+            prefetch: a key of `PREFETCH`.
+            growth: what a token counts more than the one before it.
 
         Raises:
             BudgetError: there is not so much memory.
@@ -141,27 +206,30 @@ class NativeStore:
         """
         extents = np.array([(o, n, at, file) for r in records for file, o, n, at in r.extents], EXTENT)
         firsts = np.cumsum([0, *(len(record.extents) for record in records)])
-        rows = [(firsts[i], r.slot_bytes, len(r.extents), r.pool) for i, r in enumerate(records)]
+        rows = [(firsts[i], r.slot_bytes, len(r.extents), r.pool, r.domain) for i, r in enumerate(records)]
         table = np.array(rows, _RECORD)
-        slot_bytes = np.array([size for size, _ in pools], np.int64)
-        slots = np.array([count for _, count in pools], np.int64)
+        slot_bytes = np.array([pool[0] for pool in sizes.pools], np.int64)
+        shared = _Sizes(sizes)
         spec = _Spec(
             table.ctypes.data,
             len(records),
             extents.ctypes.data,
             slot_bytes.ctypes.data,
-            slots.ctypes.data,
-            cycle_bytes,
+            ctypes.addressof(shared.struct),
             row_bytes,
-            len(pools),
+            growth,
+            len(sizes.pools),
+            len(sizes.domain_slots),
             MODES[mode],
             int(direct),
             depth,
+            policy,
+            PREFETCH.index(prefetch),
         )
         made = ctypes.c_void_p()
         status = loaded().kt_store_open(ctypes.byref(spec), ctypes.byref(made))
         if status == _NO_MEMORY:
-            total = sum(size * count for size, count in pools) + cycle_bytes + row_bytes
+            total = sum(size * count for size, count, _ in sizes.pools) + sizes.cycle_bytes + row_bytes
             raise BudgetError(f"no memory for a cache of {total} bytes", "budget", "give a smaller ram budget")
         if status != _OK or not made.value:
             raise HardwareError(

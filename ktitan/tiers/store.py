@@ -13,9 +13,10 @@ from typing import Any
 from ktitan.errors import UnsupportedError
 from ktitan.formats import Span
 from ktitan.native import ExpertShape, MatrixShape, native_reason
-from ktitan.native.store import NativeRecord, NativeStore
+from ktitan.native.store import NativeRecord, NativeStore, StoreSizes
 from ktitan.native.streams import StreamBank, StreamMatrix, StreamTable
-from ktitan.tiers.pools import CacheNeed, Shares, cache_need, class_of, class_sizes, share_out
+from ktitan.tiers.options import HALF_LIFE_TOKENS, POLICIES, CacheOptions
+from ktitan.tiers.pools import CacheNeed, Pooled, Shares, cache_need, share_out
 from ktitan.tiers.record import Record
 
 __all__ = ["CacheNeed", "ExpertShape", "MatrixShape", "StoreLimits", "TierStore"]
@@ -30,12 +31,14 @@ class StoreLimits:
         io: "auto", "io_uring" or "threads".
         direct: past the page cache, where the file system can.
         depth: reads in flight on a drive; 0: probed.
+        options: who stays, and what is read early.
     """
 
     cache_bytes: int
     io: str = "auto"
     direct: bool = True
     depth: int = 0
+    options: CacheOptions = CacheOptions()
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,15 @@ class TierStore:
     def __init__(self) -> None:
         self._native = NativeStore()
         self._records: list[Record] = []
-        self._pooled: list[bool] = []
+        self._layers: list[int] = []  # of each record; -1: dense
         self._tables: list[_Table] = []
         self._shares: Shares | None = None
 
     @property
     def need(self) -> CacheNeed:
         """What the records entered so far need."""
-        return cache_need(*self._sizes())
+        pooled, dense, rows = self._sizes()
+        return cache_need([record.slot_bytes for record in pooled], dense, rows)
 
     def add_experts(self, path: str, records: Sequence[Record], shape: ExpertShape) -> StreamBank:
         """Enter the experts of a layer; record e is expert e, with places (gate, up, down), or (up, down) without gate.
@@ -67,7 +71,7 @@ class TierStore:
         """
         first = len(self._records)
         self._records += records
-        self._pooled += [True] * len(records)
+        self._layers += [max(self._layers, default=-1) + 1] * len(records)
         places = [record.places if shape.gate is not None else (0, *record.places) for record in records]
         return StreamBank(self._native, first, [(gate, up, down) for gate, up, down in places], shape)
 
@@ -78,7 +82,7 @@ class TierStore:
             What `ktitan.native.stream_linear` takes.
         """
         self._records.append(record)
-        self._pooled.append(False)
+        self._layers.append(-1)
         return StreamMatrix(self._native, len(self._records) - 1, record.places[0], shape)
 
     def add_table(self, path: str, spans: Sequence[Span], shape: MatrixShape) -> StreamTable:
@@ -110,30 +114,33 @@ class TierStore:
                 "store",
                 "install ktitan with a C++ compiler at hand, or use operators that hold their weights",
             )
-        sizes = self._sizes()
-        shares = share_out(limits.cache_bytes, *sizes)
-        classes = class_sizes(sizes[0])
+        options = limits.options
+        shares = share_out(limits.cache_bytes, *self._sizes(), options)
         files: dict[str, int] = {}
         spans = [one.span for record in self._records for one in record.extents]
         for span in [*spans, *(span for table in self._tables for span in table.spans)]:
             files.setdefault(span.file, len(files))
+        pools, domains = iter(shares.pool_of), iter(shares.domain_of)
         records = [
             NativeRecord(
                 record.name,
                 tuple((files[one.span.file], one.span.offset, one.span.nbytes, one.at) for one in record.extents),
                 record.slot_bytes,
-                class_of(record.slot_bytes, classes) if pooled else -1,
+                next(pools) if layer >= 0 else -1,
+                next(domains) if layer >= 0 else -1,
             )
-            for record, pooled in zip(self._records, self._pooled, strict=True)
+            for record, layer in zip(self._records, self._layers, strict=True)
         ]
         self._native.open(
             records,
-            shares.pools,
-            shares.cycle_bytes,
+            _store_sizes(shares),
             shares.row_bytes,
             mode=limits.io,
             direct=limits.direct,
             depth=limits.depth,
+            policy=-1 if options.policy == "auto" else POLICIES.index(options.policy),
+            prefetch=options.prefetch,
+            growth=2 ** (1 / HALF_LIFE_TOKENS),
         )
         try:
             for path in files:
@@ -158,12 +165,17 @@ class TierStore:
         """Give everything back; later calls of operators raise UnsupportedError. Closing twice does nothing."""
         self._native.close()
 
-    def _sizes(self) -> tuple[list[int], list[int], list[int]]:
-        """Slot bytes of the pooled and of the dense records, and row bytes of the tables."""
-        pairs = list(zip(self._records, self._pooled, strict=True))
-        pooled = [record.slot_bytes for record, is_pooled in pairs if is_pooled]
-        dense = [record.slot_bytes for record, is_pooled in pairs if not is_pooled]
+    def _sizes(self) -> tuple[list[Pooled], list[int], list[int]]:
+        """The pooled records, slot bytes of the dense ones, and row bytes of the tables."""
+        pairs = list(zip(self._records, self._layers, strict=True))
+        pooled = [Pooled(record.slot_bytes, layer) for record, layer in pairs if layer >= 0]
+        dense = [record.slot_bytes for record, layer in pairs if layer < 0]
         return pooled, dense, [table.stream.shape.row_bytes for table in self._tables]
+
+
+def _store_sizes(shares: Shares) -> StoreSizes:
+    pools = tuple((pool.slot_bytes, pool.slots, pool.spares) for pool in shares.pools)
+    return StoreSizes(pools, shares.domain_slots, shares.cycle_bytes)
 
 
 def _placed(spans: Sequence[Span], files: Mapping[str, int]) -> list[tuple[int, int, int, int]]:

@@ -1,0 +1,33 @@
+// Which policy would do best: each one decides for shadow caches of the same size, which see the same demands and hold
+// nothing, and the one with most hits decides for the store. Decisions only; ktitan/tiers/reference/auto.py takes the same ones.
+//
+// A shadow is one layer's share of the slots. Of many layers, a few are looked at (set sampling: Qureshi et al. 2006).
+#pragma once
+
+#include "residency.h"
+
+struct kt_auto;
+
+struct kt_auto_spec {
+    const int64_t *layer_records;  // experts of each layer that is looked at
+    const int64_t *layer_slots;    // its share of the slots
+    int64_t layers;
+    int64_t chosen;  // experts of a token
+    int32_t pins;    // 1: KT_PINNED is a candidate
+    double growth;   // kt_residency_spec
+};
+
+// Null without memory or where the sizes contradict each other. The first policy follows from slots / chosen.
+KT_API kt_auto *kt_auto_create(const kt_auto_spec *spec);
+KT_API void kt_auto_destroy(kt_auto *choice);
+KT_API void kt_auto_step(kt_auto *choice, int64_t tokens);
+KT_API void kt_auto_sequence(kt_auto *choice);
+// The demands of a call: distinct experts of a layer, and how many tokens chose each.
+KT_API void kt_auto_demand(kt_auto *choice, int64_t layer, const int64_t *experts, const int64_t *tokens, int64_t count);
+KT_API void kt_auto_seed(kt_auto *choice, int64_t layer, int64_t expert, double tokens, bool pinned);
+// The slots have changed.
+KT_API void kt_auto_resize(kt_auto *choice, const int64_t *layer_slots);
+// enum kt_policy that should decide now.
+KT_API int32_t kt_auto_policy(const kt_auto *choice);
+// Measured hit rate of each policy of late, KT_POLICIES numbers; -1: no candidate.
+KT_API void kt_auto_rates(const kt_auto *choice, double *rates);
