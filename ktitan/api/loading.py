@@ -22,6 +22,7 @@ from ktitan.hub.names import parse_name
 from ktitan.inject import apply_plan, refuse_injected
 from ktitan.plan import Plan
 from ktitan.tiers import Budget, format_bytes
+from ktitan.tiers.options import CacheOptions
 from ktitan.weights.files import is_file, stat_of
 from ktitan.weights.opening import Weights, open_sources
 
@@ -44,6 +45,7 @@ def optimize_and_load(
     keep_original: bool = False,
     context: int | None = None,
     lora: str | Path | None = None,
+    cache: str | CacheOptions | None = None,
     progress: Progress | None = None,
 ) -> ModelT:
     """Inject operators into a stock model by rules and load its weights, all or nothing.
@@ -60,6 +62,8 @@ def optimize_and_load(
         keep_original: keep the stock tensors in memory, so that `model.ktitan.undo()` reads nothing.
         context: tokens to keep room for in the KV cache.
         lora: folder of a PEFT adapter of low-rank pairs for linear modules, applied until `model.ktitan.undo()`.
+        cache: which streamed experts stay in RAM and what is read early: "policy=lru,scope=global,prefetch=off"; what
+            it leaves open is chosen by measurement (`ktitan.tiers.options`).
         progress: called with (bytes read, bytes in all).
 
     Returns:
@@ -85,6 +89,7 @@ def optimize_and_load(
         context=context,
         keep_original=keep_original,
         lora=lora,
+        cache=cache,
     )
     carry_out(model, plan, keep_original, progress, generation_config_of(model, _home(weights, model), sources))
     return model
@@ -102,6 +107,7 @@ def load(
     context: int | None = None,
     keep_original: bool = False,
     lora: str | Path | None = None,
+    cache: str | CacheOptions | None = None,
     verify_weights: bool = False,
     progress: Progress | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -110,7 +116,7 @@ def load(
     Args:
         path: a folder, a `.gguf`, a hub id, or "demo".
         gguf_path: GGUF weights for a folder that holds config and tokenizer.
-        rules, budget, quant, device, context, keep_original, lora, progress: as in `optimize_and_load`.
+        rules, budget, quant, device, context, keep_original, lora, cache, progress: as in `optimize_and_load`.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's (float32 for float16 on a
             CPU); for a quantised GGUF on the CPU float32; for other GGUFs bfloat16 where the device has instructions
             for it, else float32.
@@ -136,6 +142,7 @@ def load(
         context=context,
         keep_original=keep_original,
         lora=lora,
+        cache=cache,
     )
     plan.add_problem(WeightError, faults)
     plan.notes += [*ready.notes, *notes]

@@ -26,6 +26,7 @@ from ktitan.plan.devices import whole_name
 from ktitan.planner import auto_rules, packaged_rules, stream_to_fit
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
+from ktitan.tiers.options import CacheOptions, parse_cache
 from ktitan.weights.adapter import open_adapter
 from ktitan.weights.files import names_in
 from ktitan.weights.gguf_header import parse_header
@@ -122,6 +123,7 @@ def plan_model(
     dtype: str | torch.dtype | None = None,
     context: int | None = None,
     lora: str | Path | None = None,
+    cache: str | CacheOptions | None = None,
 ) -> Plan:
     """The plan of MODEL by `rules`, from headers alone; a folder with only a config.json will do.
 
@@ -138,6 +140,7 @@ def plan_model(
         hardware=ready.hardware,
         context=context,
         lora=lora,
+        cache=cache,
     )
     plan.notes += ready.notes
     return plan
@@ -155,10 +158,12 @@ def plan_injection(
     context: int | None = None,
     keep_original: bool = False,
     lora: str | Path | None = None,
+    cache: str | CacheOptions | None = None,
 ) -> Plan:
     """The plan for a model object; see `optimize_and_load` for the arguments."""
     if quant not in (None, "as-stored"):
         raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
+    options = parse_cache(cache)
     adapter = open_adapter(lora) if lora is not None else None
     hardware = hardware or detect()
     limits = parse_budget(budget)
@@ -193,7 +198,10 @@ def plan_injection(
     )
     plan = make(parsed)
     # Originals in RAM would hold the very bytes that streaming leaves on the drive.
-    return plan if written or keep_original else stream_to_fit(plan, parsed, make)
+    if not written and not keep_original:
+        plan = stream_to_fit(plan, parsed, make)
+    plan.cache_options = options
+    return plan
 
 
 def default_device(hardware: Hardware) -> str:

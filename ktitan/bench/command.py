@@ -79,9 +79,11 @@ def stream(
     ] = None,
     ram: Annotated[str | None, typer.Option(help="Budget; default: what the limit leaves.", metavar="SIZE")] = None,
     rules: Annotated[str | None, typer.Option(help="Rule file of the streamed run; default: auto.")] = None,
-    peer: Annotated[str | None, typer.Option(help="llamacpp: llama-cpp-python; ktitan: this on --peer-model.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Cache options, e.g. policy=lru; default: measured.")] = None,
+    peer: Annotated[str | None, typer.Option(help="llamacpp, or ktitan: this, other files or cache.")] = None,
     peer_python: Annotated[str | None, typer.Option(help="The Python that has the peer; default: this one.")] = None,
     peer_model: Annotated[str | None, typer.Option(help="What the peer reads; default: MODEL.")] = None,
+    peer_cache: Annotated[str | None, typer.Option(help="Cache options of the peer ktitan.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens decoded.", min=1)] = 128,
     prompt: Annotated[int, typer.Option(help="Tokens before them.", min=1)] = 8,
     pairs: Annotated[int, typer.Option(help="Rounds of all sides.", min=1)] = 3,
@@ -98,7 +100,21 @@ def stream(
     from ktitan.hardware import detect
 
     case = bench_stream.Case(
-        model, limit, ram, rules, peer, peer_python, peer_model, prompt, tokens, pairs, threads, resident, seed
+        model=model,
+        limit=limit,
+        ram=ram,
+        rules=rules,
+        cache=cache,
+        peer=peer,
+        peer_python=peer_python,
+        peer_model=peer_model,
+        peer_cache=peer_cache,
+        prompt=prompt,
+        tokens=tokens,
+        pairs=pairs,
+        threads=threads,
+        resident=resident,
+        seed=seed,
     )
     with Console(stderr=True).status("looking at the machine") as status:
         hardware = detect()

@@ -33,6 +33,7 @@ from ktitan.env import given_variables
 from ktitan.errors import BudgetError, UnsupportedError
 from ktitan.hardware import Hardware, detect
 from ktitan.tiers import parse_bytes
+from ktitan.tiers.options import parse_cache
 
 __all__ = ["Case", "run"]
 
@@ -60,9 +61,12 @@ class Case:
             None: no group.
         ram: budget of the streamed run; None: the limit less the program's own memory and `SLACK_BYTES`.
         rules: rules of the streamed run; None: auto.
-        peer: "llamacpp"; "ktitan": this engine on other files (GGUF against native, one drive against two); or None.
+        cache: cache options of the streamed run (`ktitan.tiers.options`); None: by measurement.
+        peer: "llamacpp"; "ktitan": this engine on other files (GGUF against native, one drive against two) or with
+            other cache options; or None.
         peer_python: the interpreter that has it; None: this one.
         peer_model: what the peer reads; None: the same.
+        peer_cache: cache options of the peer "ktitan"; None: those of the streamed run.
         prompt, tokens: random ids, run at once and then one at a time.
         pairs: rounds.
         threads: of all sides; None: the usable CPUs.
@@ -74,9 +78,11 @@ class Case:
     limit: str | None = None
     ram: str | None = None
     rules: str | None = None
+    cache: str | None = None
     peer: str | None = None
     peer_python: str | None = None
     peer_model: str | None = None
+    peer_cache: str | None = None
     prompt: int = 8
     tokens: int = 128
     pairs: int = 3
@@ -138,8 +144,11 @@ def _check(case: Case) -> None:
     if case.peer is not None and case.peer not in PEERS:
         raise UnsupportedError(f"no peer {case.peer!r}", "--peer", f"known: {', '.join(PEERS)}")
     peer_model = case.peer_model or case.model
-    if case.peer == "ktitan" and case.peer_model is None:
-        raise UnsupportedError("both sides would be the same", "--peer ktitan", "give --peer-model, the other files")
+    for options in (case.cache, case.peer_cache):
+        parse_cache(options)
+    if case.peer == "ktitan" and case.peer_model is None and case.peer_cache is None:
+        remedy = "give --peer-model, the other files, or --peer-cache"
+        raise UnsupportedError("both sides would be the same", "--peer ktitan", remedy)
     if case.peer == "llamacpp" and not peer_model.endswith(".gguf"):
         raise UnsupportedError("llama.cpp reads GGUF files only", peer_model, "give the .gguf as --peer-model")
 
@@ -189,11 +198,12 @@ def _sizes(case: Case, model_bytes: int, program_bytes: int) -> tuple[int | None
     return limit_bytes, ram_bytes
 
 
-def _our_command(case: Case, model: str, budget: str | None, rules: str | None) -> list[str]:
+def _our_command(case: Case, model: str, budget: str | None, rules: str | None, cache: str | None = None) -> list[str]:
     options = {
         "model": model,
         "budget": budget,
         "rules": rules,
+        "cache": cache,
         "threads": case.threads,
         # Whole pages of keys and values: the budget holds no more of them than the context needs.
         "context": -(-(case.prompt + case.tokens + 1) // _PAGE_TOKENS) * _PAGE_TOKENS,
@@ -283,13 +293,15 @@ class _Bench:
             return (reads.rate(), reads.how) if reads.possible else (None, "")
 
     def _ours(self) -> Side:
-        command = _our_command(self.case, self.case.model, f"ram={self.ram_bytes}", self.case.rules)
+        case = self.case
+        command = _our_command(case, case.model, f"ram={self.ram_bytes}", case.rules, case.cache)
         return self._cold(command, self.files, "the streamed model")
 
     def _peer(self) -> Side:
         file = self.case.peer_model or self.case.model
         if self.case.peer == "ktitan":
-            command = _our_command(self.case, file, f"ram={self.ram_bytes}", self.case.rules)
+            cache = self.case.peer_cache or self.case.cache
+            command = _our_command(self.case, file, f"ram={self.ram_bytes}", self.case.rules, cache)
             return self._cold(command, _files(file), "the peer")
         return self._cold(_peer_command(self.case, file), [Path(file)], "llama.cpp")
 

@@ -45,7 +45,14 @@ def _loaded(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     start = time.perf_counter()
     set_threads(options["threads"])
     rules = options.get("rules") or "auto"
-    model, _ = load(options["model"], rules=rules, budget=options["budget"], device="cpu", context=options["context"])
+    model, _ = load(
+        options["model"],
+        rules=rules,
+        budget=options["budget"],
+        device="cpu",
+        context=options["context"],
+        cache=options.get("cache"),
+    )
     config = model.config.get_text_config(decoder=True)
     return model, {
         "seconds": time.perf_counter() - start,

@@ -13,6 +13,7 @@ import typer
 from ktitan.errors import IoError, PlanError
 from ktitan.local_chat.arguments import (
     Budget,
+    Cache,
     Context,
     Device,
     GgufPath,
@@ -39,6 +40,7 @@ def plan(
     budget: Budget = None,
     vram: Vram = None,
     ram: Ram = None,
+    cache: Cache = None,
     device: Device = None,
     context: Context = None,
     lora: Lora = None,
@@ -67,6 +69,7 @@ def plan(
         device=device,
         context=context,
         lora=one_adapter(lora),
+        cache=cache,
     )
     if write is not None and not made.faults:
         # Before the plan is shown: a drive without room leaves nothing on stdout.

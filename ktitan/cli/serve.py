@@ -10,6 +10,7 @@ from ktitan.env import API_KEY
 from ktitan.local_chat.arguments import (
     MODEL_HELP,
     Budget,
+    Cache,
     ChunkSize,
     Context,
     Device,
@@ -55,6 +56,7 @@ def serve(
     budget: Budget = None,
     vram: Vram = None,
     ram: Ram = None,
+    cache: Cache = None,
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
@@ -74,7 +76,7 @@ def serve(
         loading["verify_weights"] = True
     start_server(
         model or model_path or "",
-        load={**loading, "budget": budget_text(budget, vram, ram), "context": context},
+        load={**loading, "budget": budget_text(budget, vram, ram), "context": context, "cache": cache},
         max_body=max_body,
         plugin=plugin,
         threads=threads,

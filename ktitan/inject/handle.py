@@ -175,6 +175,7 @@ class Handle:
             parts=plan.parts,
             streams=plan.streams,
             cache=plan.cache,
+            cache_options=plan.cache_options,
             limits=plan.limits,
             budget=plan.budget,
             context_tokens=plan.context_tokens,

@@ -10,6 +10,7 @@ import typer
 
 __all__ = [
     "Budget",
+    "Cache",
     "ChunkSize",
     "Context",
     "Device",
@@ -51,6 +52,13 @@ GgufPath = Annotated[str | None, typer.Option(help="GGUF weights for a folder th
 Budget = Annotated[str | None, typer.Option(help="Most bytes per tier, e.g. vram=22GiB,ram=96GiB.")]
 Vram = Annotated[str | None, typer.Option(help="Most bytes in VRAM, e.g. 22GiB.")]
 Ram = Annotated[str | None, typer.Option(help="Most bytes in RAM, e.g. 96GiB.")]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        help="What stays in RAM of streamed experts, and what is read early: policy=lru,scope=global,prefetch=off.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]
 Context = Annotated[
     int | None, typer.Option("--context", "-c", min=1, help="Tokens of KV cache to plan for; the server ends there.")

@@ -11,6 +11,7 @@ import typer
 from ktitan.local_chat.arguments import (
     MODEL_HELP,
     Budget,
+    Cache,
     ChunkSize,
     Context,
     Device,
@@ -64,6 +65,7 @@ def chat(
     budget: Budget = None,
     vram: Vram = None,
     ram: Ram = None,
+    cache: Cache = None,
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
@@ -85,7 +87,7 @@ def chat(
         loading["lora"] = one_adapter(lora)
     if verify_weights:
         loading["verify_weights"] = True
-    room = {"budget": budget_text(budget, vram, ram), "context": context}
+    room = {"budget": budget_text(budget, vram, ram), "context": context, "cache": cache}
     shaping: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "chunk_tokens": chunk_size}

@@ -22,6 +22,7 @@ from ktitan.operator import Operator, OperatorContext, StreamNeed
 from ktitan.plan.fold import FoldedRow, fold_rows
 from ktitan.rules import Rule
 from ktitan.tiers import Budget, format_bytes
+from ktitan.tiers.options import CacheOptions
 from ktitan.tiers.pools import CacheNeed
 from ktitan.weights.adapter import Adapter
 from ktitan.weights.binding import WeightMap
@@ -106,6 +107,7 @@ class Plan:
             what streamed weights are computed from.
         streams: what each streamed module wants, in the order of use.
         cache: what they want together; None when nothing is streamed.
+        cache_options: who stays in it, and what is read early.
         limits: bytes allowed by tier.
         origin: where the rules come from.
         notes: remarks about the whole.
@@ -122,6 +124,7 @@ class Plan:
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
     streams: list[StreamNeed] = field(default_factory=list)
     cache: CacheNeed | None = None
+    cache_options: CacheOptions = field(default_factory=CacheOptions)
     limits: dict[str, int] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     context_tokens: int = 0

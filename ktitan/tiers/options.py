@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from ktitan.errors import Fault, UnsupportedError
 
-__all__ = ["CHOICES", "CacheOptions", "parse_cache"]
+__all__ = ["AUTOMATIC", "CHOICES", "HALF_LIFE_TOKENS", "POLICIES", "CacheOptions", "parse_cache"]
 
 # In the order of enum kt_policy; "auto" is none of them.
 POLICIES = ("lru", "slru", "lfu", "decayed-lfu", "sequence-lfu", "admitting", "pinned")
@@ -40,6 +40,9 @@ class CacheOptions:
         return self.prefetch != "off" or self.policy in _ADMITTING
 
 
+AUTOMATIC = CacheOptions()
+
+
 def parse_cache(value: str | CacheOptions | None) -> CacheOptions:
     """`"policy=lru,prefetch=off"` -> CacheOptions.
 
@@ -47,7 +50,7 @@ def parse_cache(value: str | CacheOptions | None) -> CacheOptions:
         UnsupportedError: an unknown option or choice, or one twice.
     """
     if value is None or isinstance(value, CacheOptions):
-        return value or CacheOptions()
+        return value or AUTOMATIC
     if not isinstance(value, str):
         raise UnsupportedError(f"{value!r} is no cache option", "cache", 'write for example "policy=lru,prefetch=off"')
     chosen: dict[str, str] = {}

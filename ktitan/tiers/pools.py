@@ -8,10 +8,20 @@ from dataclasses import dataclass
 
 from ktitan.errors import BudgetError
 from ktitan.tiers.budget import format_bytes
-from ktitan.tiers.options import CacheOptions
+from ktitan.tiers.options import AUTOMATIC, CacheOptions
 from ktitan.tiers.record import PAGE_BYTES, round_up
 
-__all__ = ["CacheNeed", "PoolShare", "Pooled", "Shares", "cache_need", "class_of", "class_sizes", "least_cycle", "share_out"]
+__all__ = [
+    "CacheNeed",
+    "PoolShare",
+    "Pooled",
+    "Shares",
+    "cache_need",
+    "class_of",
+    "class_sizes",
+    "least_cycle",
+    "share_out",
+]
 
 # Of a slot at most this part stays unused by the smallest record of its class.
 MOST_WASTE = 0.03
@@ -111,7 +121,7 @@ def share_out(
     pooled: Sequence[Pooled],
     dense: Sequence[int],
     rows: Sequence[int],
-    options: CacheOptions = CacheOptions(),
+    options: CacheOptions = AUTOMATIC,
 ) -> Shares:
     """Share `cache_bytes` out; `dense` and `rows` as in `cache_need`.
 

@@ -15,7 +15,7 @@ from ktitan.formats import Span
 from ktitan.native import ExpertShape, MatrixShape, native_reason
 from ktitan.native.store import NativeRecord, NativeStore, StoreSizes
 from ktitan.native.streams import StreamBank, StreamMatrix, StreamTable
-from ktitan.tiers.options import HALF_LIFE_TOKENS, POLICIES, CacheOptions
+from ktitan.tiers.options import AUTOMATIC, HALF_LIFE_TOKENS, POLICIES, CacheOptions
 from ktitan.tiers.pools import CacheNeed, Pooled, Shares, cache_need, share_out
 from ktitan.tiers.record import Record
 
@@ -38,7 +38,7 @@ class StoreLimits:
     io: str = "auto"
     direct: bool = True
     depth: int = 0
-    options: CacheOptions = CacheOptions()
+    options: CacheOptions = AUTOMATIC
 
 
 @dataclass(frozen=True)
