@@ -50,26 +50,31 @@ int64_t ExpertLayer::pass_tokens(int64_t tokens) const {
     return least(tokens, least(PASS_TOKENS, fitting));
 }
 
+int64_t ExpertLayer::batch_pairs(int64_t pairs) const {
+    return least(pairs, most(1, PASS_BYTES / (2 * inner * (int64_t)sizeof(float))));
+}
+
 bool ExpertPass::prepare(int64_t tokens_at_once, int64_t extra_bytes) {
     const int64_t pairs_at_once = tokens_at_once * layer.slots;
+    batch_room = layer.batch_pairs(pairs_at_once);
     Arena arena;
     tokens.need(layer.up.form);
     if (layer.gated()) tokens.need(layer.gate.form);
     inner.need(layer.down.form);
     tokens.reserve(arena, tokens_at_once, layer.wide, layer.hidden.dtype == KT_F32);
-    inner.reserve(arena, pairs_at_once, layer.inner, true);
+    inner.reserve(arena, batch_room, layer.inner, true);
     scratch = most(layer.up.scratch(), most(layer.gated() ? layer.gate.scratch() : 0, layer.down.scratch()));
 
     const int64_t most_groups = least(layer.experts, pairs_at_once);
-    const size_t groups_at = arena.add<Group>(most_groups), batch_at = arena.add<int64_t>(most_groups);
+    const size_t groups_at = arena.add<Group>(most_groups), batch_at = arena.add<Part>(most_groups);
     const size_t starts_at = arena.add<int64_t>(layer.experts + 1), order_at = arena.add<int64_t>(pairs_at_once);
-    const size_t position_at = arena.add<int64_t>(pairs_at_once), batch_pairs_at = arena.add<int64_t>(pairs_at_once);
+    const size_t position_at = arena.add<int64_t>(pairs_at_once);
     size_t picked_at[FORMS];
     picked_at[WIDE] = arena.add<const float *>(pairs_at_once);
     picked_at[BLOCKS_32] = arena.add<kt_row>(pairs_at_once);
     picked_at[BLOCKS_256] = arena.add<kt_row>(pairs_at_once);
-    const size_t gates_at = arena.add<float>(layer.gated() ? pairs_at_once * layer.inner : 0);
-    const size_t ups_at = arena.add<float>(pairs_at_once * layer.inner);
+    const size_t gates_at = arena.add<float>(layer.gated() ? batch_room * layer.inner : 0);
+    const size_t ups_at = arena.add<float>(batch_room * layer.inner);
     const size_t results_at = arena.add<float>(pairs_at_once * layer.wide);
     const size_t rooms_at = arena.add<float>(layer.threads * layer.wide);
     const size_t scratches_at = arena.add<float>(layer.threads * scratch);
@@ -80,11 +85,10 @@ bool ExpertPass::prepare(int64_t tokens_at_once, int64_t extra_bytes) {
     inner.place(arena);
     callers = arena.at<uint8_t>(extra_at);
     groups = arena.at<Group>(groups_at);
-    batch = arena.at<int64_t>(batch_at);
+    batch = arena.at<Part>(batch_at);
     starts = arena.at<int64_t>(starts_at);
     order = arena.at<int64_t>(order_at);
     position = arena.at<int64_t>(position_at);
-    batch_pairs = arena.at<int64_t>(batch_pairs_at);
     picked_wide = arena.at<const float *>(picked_at[WIDE]);
     picked_rows[BLOCKS_32] = arena.at<kt_row>(picked_at[BLOCKS_32]);
     picked_rows[BLOCKS_256] = arena.at<kt_row>(picked_at[BLOCKS_256]);
@@ -105,28 +109,34 @@ void ExpertPass::begin(int64_t from, int64_t some) {
 }
 
 void ExpertPass::compute(const int64_t *numbers, int64_t some) {
-    batch_count = some;
-    for (int64_t i = 0; i < some; i++) batch[i] = numbers[i];
+    for (int64_t i = 0; i < some; i++) add_to_batch(numbers[i]);
     compute_batch();
 }
 
 void ExpertPass::compute_all() {
-    batch_count = group_count;
-    for (int64_t i = 0; i < group_count; i++) batch[i] = i;
+    for (int64_t i = 0; i < group_count; i++) add_to_batch(i);
     compute_batch();
+}
+
+// A full batch is computed at once.
+void ExpertPass::add_to_batch(int64_t number) {
+    const Group &group = groups[number];
+    for (int64_t from = 0; from < group.count;) {
+        const int64_t some = least(group.count - from, batch_room - batch_fill);
+        batch[batch_count++] = {number, group.start + from, some, batch_fill};
+        batch_fill += some;
+        from += some;
+        if (batch_fill == batch_room) compute_batch();
+    }
 }
 
 void ExpertPass::compute_batch() {
     if (batch_count == 0) return;
-    batch_pair_count = 0;
-    for (int64_t i = 0; i < batch_count; i++) {
-        const Group &group = groups[batch[i]];
-        for (int64_t m = 0; m < group.count; m++) batch_pairs[batch_pair_count++] = group.start + m;
-    }
     const int64_t gate_bytes = layer.gated() ? layer.gate.matrix->row_bytes : 0;
     run_products(first_products_item, layer.inner, layer.up.matrix->row_bytes + gate_bytes);
-    run_rows(fill_inner_item, batch_pair_count, layer.inner);
+    run_rows(fill_inner_item, batch_fill, layer.inner);
     run_products(second_product_item, layer.wide, layer.down.matrix->row_bytes);
+    batch_count = batch_fill = 0;
 }
 
 void ExpertPass::finish() { run_rows(add_up_item, count, layer.wide * most(layer.slots, 1)); }
@@ -161,8 +171,8 @@ void ExpertPass::pick_rows() {
     for (int64_t pair = 0; pair < pairs; pair++) picked_wide[pair] = tokens.wide()[order[pair] / layer.slots];
 }
 
-Picked ExpertPass::picked(Form form, const Group &group) const {
-    return {picked_rows[form] + group.start, picked_wide + group.start, group.count};
+Picked ExpertPass::picked(Form form, const Part &part) const {
+    return {picked_rows[form] + part.from, picked_wide + part.from, part.count};
 }
 
 void ExpertPass::fill_token(int64_t token, int thread) {
@@ -170,24 +180,20 @@ void ExpertPass::fill_token(int64_t token, int thread) {
     tokens.fill(*layer.unit, token, kt_read_row(*layer.unit, layer.hidden, first + token, room));
 }
 
-void ExpertPass::fill_inner(int64_t pair) {
-    const float *values = layer.gated() ? gates : ups;
-    inner.fill(*layer.unit, pair, values + pair * layer.inner);
-}
-
 // act(gate) * up for weight rows [row, row + rows) of one expert.
-void ExpertPass::first_products(const Group &group, int64_t row, int64_t rows, int thread) {
+void ExpertPass::first_products(const Part &part, int64_t row, int64_t rows, int thread) {
+    const Group &group = groups[part.group];
     const int64_t width = layer.inner, bias_at = group.expert * width + row;
     float *space = scratches + thread * scratch;
-    float *gate = gates + group.start * width + row, *up = ups + group.start * width + row;
+    float *gate = gates + part.at * width + row, *up = ups + part.at * width + row;
     kt_matrix room;
     const float *bias = layer.up_bias ? layer.up_bias + bias_at : nullptr;
-    at(layer.up, room, group.data.up).multiply(row, rows, picked(layer.up.form, group), bias, up, width, space);
+    at(layer.up, room, group.data.up).multiply(row, rows, picked(layer.up.form, part), bias, up, width, space);
     if (layer.gated()) {
         bias = layer.gate_bias ? layer.gate_bias + bias_at : nullptr;
-        at(layer.gate, room, group.data.gate).multiply(row, rows, picked(layer.gate.form, group), bias, gate, width, space);
+        at(layer.gate, room, group.data.gate).multiply(row, rows, picked(layer.gate.form, part), bias, gate, width, space);
     }
-    for (int64_t m = 0; m < group.count; m++) {
+    for (int64_t m = 0; m < part.count; m++) {
         if (layer.gated()) {
             layer.unit->activate(layer.activation, gate + m * width, up + m * width, rows);
         } else {
@@ -196,12 +202,13 @@ void ExpertPass::first_products(const Group &group, int64_t row, int64_t rows, i
     }
 }
 
-void ExpertPass::second_product(const Group &group, int64_t row, int64_t rows, int thread) {
+void ExpertPass::second_product(const Part &part, int64_t row, int64_t rows, int thread) {
+    const Group &group = groups[part.group];
     const int64_t width = layer.wide;
     const Form form = layer.down.form;
-    const Picked x = {inner.quantised(form) + group.start, inner.wide() + group.start, group.count};
+    const Picked x = {inner.quantised(form) + part.at, inner.wide() + part.at, part.count};
     const float *bias = layer.down_bias ? layer.down_bias + group.expert * width + row : nullptr;
-    float *out = results + group.start * width + row;
+    float *out = results + part.from * width + row;
     kt_matrix room;
     at(layer.down, room, group.data.down).multiply(row, rows, x, bias, out, width, scratches + thread * scratch);
 }
@@ -235,21 +242,21 @@ void ExpertPass::fill_tokens_item(void *context, int64_t item, int thread) {
 
 void ExpertPass::first_products_item(void *context, int64_t item, int thread) {
     ExpertPass &pass = *static_cast<ExpertPass *>(context);
-    const Group &group = pass.groups[pass.batch[item / pass.pieces]];
     const int64_t row = item % pass.pieces * pass.piece;
-    pass.first_products(group, row, least(pass.piece, pass.layer.inner - row), thread);
+    pass.first_products(pass.batch[item / pass.pieces], row, least(pass.piece, pass.layer.inner - row), thread);
 }
 
 void ExpertPass::fill_inner_item(void *context, int64_t item, int) {
     ExpertPass &pass = *static_cast<ExpertPass *>(context);
-    pass.each_row(item, pass.batch_pair_count, [&](int64_t number) { pass.fill_inner(pass.batch_pairs[number]); });
+    const float *values = pass.layer.gated() ? pass.gates : pass.ups;
+    pass.each_row(item, pass.batch_fill,
+                  [&](int64_t row) { pass.inner.fill(*pass.layer.unit, row, values + row * pass.layer.inner); });
 }
 
 void ExpertPass::second_product_item(void *context, int64_t item, int thread) {
     ExpertPass &pass = *static_cast<ExpertPass *>(context);
-    const Group &group = pass.groups[pass.batch[item / pass.pieces]];
     const int64_t row = item % pass.pieces * pass.piece;
-    pass.second_product(group, row, least(pass.piece, pass.layer.wide - row), thread);
+    pass.second_product(pass.batch[item / pass.pieces], row, least(pass.piece, pass.layer.wide - row), thread);
 }
 
 void ExpertPass::add_up_item(void *context, int64_t item, int thread) {
@@ -266,7 +273,7 @@ void ExpertPass::run_rows(Task task, int64_t rows, int64_t width) {
 
 // A step over the weight rows [0, rows) of every expert of the batch.
 void ExpertPass::run_products(Task task, int64_t rows, int64_t row_bytes) {
-    const int64_t each = ceil_div(batch_pair_count, batch_count);
+    const int64_t each = ceil_div(batch_fill, batch_count);
     piece = least(kt_piece(rows * batch_count, row_bytes, each, layer.threads), rows);
     pieces = ceil_div(rows, piece);
     kt_run(task, this, batch_count * pieces);

@@ -37,8 +37,15 @@ struct ExpertLayer {
     bool gated() const { return gate.matrix != nullptr; }
     // KT_OK, or what is wrong with the sizes and types for `tokens` tokens.
     int32_t check(int64_t tokens) const;
-    // Tokens of one pass.
+    // Tokens of one pass, where another pass costs nothing but reading weights from RAM.
     int64_t pass_tokens(int64_t tokens) const;
+    // Pairs whose inner numbers are in memory at once, of a pass with `pairs`.
+    int64_t batch_pairs(int64_t pairs) const;
+};
+
+// Pairs [from, from + count) of a group in a batch; `at`: where their inner numbers are.
+struct Part {
+    int64_t group, from, count, at;
 };
 
 Weights kt_weights_of(const kt_unit *unit, const kt_matrix *matrix, int32_t arithmetic);
@@ -66,12 +73,12 @@ private:
     void sort_pairs();
     void pick_rows();
     void fill_token(int64_t token, int thread);
-    void fill_inner(int64_t pair);
-    void first_products(const Group &group, int64_t row, int64_t rows, int thread);
-    void second_product(const Group &group, int64_t row, int64_t rows, int thread);
+    void first_products(const Part &part, int64_t row, int64_t rows, int thread);
+    void second_product(const Part &part, int64_t row, int64_t rows, int thread);
     void add_up(int64_t token, int thread);
+    void add_to_batch(int64_t group);
     void compute_batch();
-    Picked picked(Form form, const Group &group) const;
+    Picked picked(Form form, const Part &part) const;
 
     // Steps as jobs of the thread pool.
     typedef void (*Task)(void *context, int64_t item, int thread);
@@ -88,16 +95,17 @@ private:
     int64_t first = 0, count = 0, pairs = 0;
     void *callers = nullptr;
     Operands tokens;  // hidden, by token
-    Operands inner;   // act(gate) * up, by pair
+    Operands inner;   // act(gate) * up, by place in the batch
     // Arrays by pair are in sorted order.
     int64_t *order = nullptr;     // by pair: token * slots + slot
     int64_t *position = nullptr;  // by token * slots + slot: its pair, -1 for one that is left out
     int64_t *starts = nullptr;    // by expert
-    int64_t *batch = nullptr, batch_count = 0;  // groups of the present batch
-    int64_t *batch_pairs = nullptr, batch_pair_count = 0;
+    Part *batch = nullptr;
+    int64_t batch_count = 0, batch_room = 0, batch_fill = 0;  // parts; pairs that fit, and that are there
     kt_row *picked_rows[FORMS] = {};  // by pair: the token's row
     const float **picked_wide = nullptr;
-    float *gates = nullptr, *ups = nullptr, *results = nullptr;  // [pairs, I], [pairs, I], [pairs, H]
+    float *gates = nullptr, *ups = nullptr;  // [pairs of a batch, I]
+    float *results = nullptr;                // [pairs, H]
     float *rooms = nullptr, *scratches = nullptr;  // for each thread: a row of H numbers, scratch of the products
     int64_t scratch = 0;
     int64_t per_item = 0, piece = 0, pieces = 0;  // rows of an item of a row-wise step; weight rows of an item of a product

@@ -43,6 +43,7 @@ struct kt_store_spec {
     const kt_store_sizes *sizes;
     int64_t row_bytes;    // buffers for single rows of tables
     double growth;        // kt_residency_spec
+    int64_t chunk_tokens;  // most tokens of a pass of experts: memory for its results grows with them
     int32_t pools;
     int32_t domains;
     int32_t mode;      // enum kt_io_mode

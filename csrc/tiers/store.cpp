@@ -66,6 +66,7 @@ Store::~Store() {
 bool Store::copy(const kt_store_spec &spec) {
     record_count = spec.record_count;
     pools = spec.pools;
+    chunk = spec.chunk_tokens > 0 ? spec.chunk_tokens : 1;
     int64_t extent_count = 0, most_extents = 1;
     for (int64_t r = 0; r < record_count; r++) {
         extent_count += spec.records[r].extents;

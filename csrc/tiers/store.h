@@ -46,6 +46,7 @@ public:
     // Whether the record's bytes are there, or its read has failed since `want` or `demand`.
     bool is_ready(int64_t record) const { return state[record] == READY; }
     bool has_failed(int64_t record) const { return state[record] == FAILED; }
+    int64_t chunk_tokens() const { return chunk; }
     bool known(int64_t record, bool pooled) const {
         return record >= 0 && record < record_count && (records[record].pool >= 0) == pooled;
     }
@@ -71,6 +72,7 @@ private:
     kt_extent *extents = nullptr;
     int64_t record_count = 0;
     int32_t pools = 0;
+    int64_t chunk = 1;
     State *state = nullptr;
     int32_t *missing = nullptr;  // reads of the record that are not done
     int64_t *cycle_number = nullptr, *cycle_record = nullptr;  // record <-> number in the cycle

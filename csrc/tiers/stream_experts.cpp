@@ -170,7 +170,8 @@ int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_
     }
 
     ExpertPass pass(layer);
-    const int64_t step = layer.pass_tokens(tokens);
+    // A chunk of a prompt is one pass: another one would read the experts again.
+    const int64_t step = least(tokens, store.chunk_tokens());
     const int64_t groups = least(layer.experts, step * slots);
     if (!pass.prepare(step, groups * (int64_t)(2 * sizeof(int64_t) + sizeof(Step)))) return KT_NO_MEMORY;
     for (int64_t first = 0; first < tokens; first += step) {

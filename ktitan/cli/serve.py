@@ -45,7 +45,7 @@ def serve(
     ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are told to come back.")] = 32,
     max_body: Annotated[str, typer.Option(help="Largest request, e.g. 10MB.")] = "10MB",
-    chunk_size: ChunkSize = 512,
+    chunk_size: ChunkSize = None,
     threads: Threads = None,
     shutdown_seconds: Annotated[
         float, typer.Option(min=0, help="After Ctrl-C or SIGTERM: time for the answer that runs.")

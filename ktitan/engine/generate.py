@@ -31,6 +31,9 @@ log = logging.getLogger("ktitan.engine.generate")
 # The KV argument of a model's forward: the first since transformers 5.24, the second before, the third for Mamba then.
 CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
 
+# Tokens of a prompt in one forward pass of a model without a plan.
+STOCK_CHUNK_TOKENS = 512
+
 
 @dataclass
 class GenerationStats:
@@ -121,7 +124,7 @@ def generate_tokens(
     sampling: Sampling | None = None,
     eos_ids: Iterable[int] = (),
     ignore_eos: bool = False,
-    chunk_tokens: int = 512,
+    chunk_tokens: int | None = None,
     cache: Any = None,
     stats: GenerationStats | None = None,
 ) -> Generator[int, None, None]:
@@ -136,8 +139,9 @@ def generate_tokens(
         sampling: how to choose; None is greedy.
         eos_ids: ids that end the sequence.
         ignore_eos: go on after an end id, which is then handed out like any other.
-        chunk_tokens: tokens of the prompt in one forward pass. Models that keep a running state get it in one pass,
-            since their stock code restarts the state at every pass of more than one token.
+        chunk_tokens: tokens of the prompt in one forward pass; None: as planned (`plan.chunk_tokens`), 512 for a stock
+            model. Models that keep a running state get it in one pass, since their stock code restarts the state at
+            every pass of more than one token.
         cache: may hold the keys and values of the first tokens of `input_ids`, but not of the last one.
         stats: filled with counts and times.
 
@@ -185,7 +189,7 @@ def generate_steps(
     sampling: Sampling | None = None,
     eos_ids: Iterable[int] = (),
     ignore_eos: bool = False,
-    chunk_tokens: int = 512,
+    chunk_tokens: int | None = None,
     cache: Any = None,
     stats: GenerationStats | None = None,
     likeliest: int | None = None,
@@ -201,6 +205,7 @@ def generate_steps(
     """
     prompt = _prompt_row(input_ids, _vocabulary(model))
     _check_bias(model, sampling)
+    chunk_tokens = _planned_chunk(model) if chunk_tokens is None else chunk_tokens
     for name, value in (("max_new_tokens", max_new_tokens), ("chunk_tokens", chunk_tokens)):
         if not isinstance(value, int) or value < 1:
             raise UnsupportedError(f"{name} is {value!r}", name, "give a whole number from 1 on")
@@ -328,6 +333,11 @@ def _prompt_row(input_ids: torch.Tensor | Sequence[int], vocabulary: int | None)
     return row
 
 
+def _planned_chunk(model: Any) -> int:
+    plan = getattr(getattr(model, "ktitan", None), "plan", None)
+    return int(getattr(plan, "chunk_tokens", STOCK_CHUNK_TOKENS))
+
+
 def _vocabulary(model: Any) -> int | None:
     size = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
     return size if isinstance(size, int) else None
@@ -374,7 +384,7 @@ def stream(
     ignore_eos: bool = False,
     stop: str | Sequence[str] = (),
     opening: str = "",
-    chunk_tokens: int = 512,
+    chunk_tokens: int | None = None,
     cache: Any = None,
     stats: GenerationStats | None = None,
     on_prompt: Callable[[int, int], None] | None = None,
@@ -395,7 +405,7 @@ def stream(
         stop: strings before whose first occurrence in the answer the text ends.
         opening: text that the answer begins with, e.g. "<think>"; the model goes on from there. Nothing is done
             where the chat template writes it already.
-        chunk_tokens: tokens of the prompt in one forward pass.
+        chunk_tokens: tokens of the prompt in one forward pass; None: as planned.
         cache: see `generate_tokens`.
         stats: filled with counts and times.
         on_prompt: called with (tokens run, tokens of the prompt) before the prompt and after each chunk of it; what

@@ -179,6 +179,7 @@ class Handle:
             limits=plan.limits,
             budget=plan.budget,
             context_tokens=plan.context_tokens,
+            chunk_tokens=plan.chunk_tokens,
             origin=plan.origin,
             notes=plan.notes,
         )

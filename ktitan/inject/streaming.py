@@ -26,7 +26,7 @@ def open_store(store: TierStore, plan: Plan, weights: WeightMap) -> None:
     for source in weights.sources:
         if isinstance(source, FileSource):
             stamps.update(source.stamps)
-    store.open(StoreLimits(cache_bytes=plan.cache_bytes, options=plan.cache_options), stamps)
+    store.open(StoreLimits(plan.cache_bytes, options=plan.cache_options, chunk_tokens=plan.chunk_tokens), stamps)
 
 
 def read_bytes(plan: Plan, weights: WeightMap) -> int:

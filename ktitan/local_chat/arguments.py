@@ -66,7 +66,7 @@ Context = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Threads on the CPU. Also KTITAN_THREADS.")
 ]
-ChunkSize = Annotated[int, typer.Option(min=1, help="Tokens of a prompt in one pass.")]
+ChunkSize = Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt in one pass; default: as planned.")]
 Lora = Annotated[
     list[Path] | None, typer.Option("--lora", metavar="DIR", help="PEFT adapter of low-rank pairs for linear modules.")
 ]

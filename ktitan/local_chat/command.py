@@ -60,7 +60,7 @@ def chat(
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end mark.")] = False,
     force_think: Annotated[bool, typer.Option("--force-think", help="Let the answer begin with <think>.")] = False,
-    chunk_size: ChunkSize = 512,
+    chunk_size: ChunkSize = None,
     threads: Threads = None,
     budget: Budget = None,
     vram: Vram = None,

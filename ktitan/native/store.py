@@ -97,6 +97,7 @@ class _Spec(ctypes.Structure):
         ("sizes", ctypes.c_void_p),
         ("row_bytes", ctypes.c_int64),
         ("growth", ctypes.c_double),
+        ("chunk_tokens", ctypes.c_int64),
         ("pools", ctypes.c_int32),
         ("domains", ctypes.c_int32),
         ("mode", ctypes.c_int32),
@@ -186,6 +187,7 @@ class NativeStore:
         policy: int = 0,
         prefetch: str = "off",
         growth: float = 1.0,
+        chunk_tokens: int = 512,
     ) -> None:
         """Take memory and start the reader.
 
@@ -199,6 +201,7 @@ class NativeStore:
             policy: enum kt_policy; -1: the one that measures best.
             prefetch: a key of `PREFETCH`.
             growth: what a token counts more than the one before it.
+            chunk_tokens: most tokens of a pass of experts.
 
         Raises:
             BudgetError: there is not so much memory.
@@ -218,6 +221,7 @@ class NativeStore:
             ctypes.addressof(shared.struct),
             row_bytes,
             growth,
+            chunk_tokens,
             len(sizes.pools),
             len(sizes.domain_slots),
             MODES[mode],

@@ -8,15 +8,32 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["DEFAULT_CONTEXT", "PREFILL_TOKENS", "context_length", "kv_token_bytes", "paged", "workspace_bytes"]
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "PREFILL_TOKENS",
+    "context_length",
+    "kv_token_bytes",
+    "paged",
+    "streamed_chunk",
+    "workspace_bytes",
+]
 
 DEFAULT_CONTEXT = 4096
 PREFILL_TOKENS = 512
+# Chunks of a prompt for which experts are read once each: the larger, the less often, while their workspace is at most
+# this part of the RAM that is allowed.
+STREAMED_CHUNKS = (2048, 1024)
+CHUNK_SHARE = 8
 
 # Tokens of a page of keys and values, PAGE_TOKENS of ktitan.context; a pool takes whole ones.
 _PAGE_TOKENS = 64
 # Live activations of a layer at once: residual, normalised input, and the widest module's input, output and product.
 _LIVE_ACTIVATIONS = 5
+# What csrc/cpu/expert_pass.h keeps of a (token, expert) pair beside the result: sorted numbers, addresses of rows.
+_PAIR_BYTES = 96
+# Bytes of a number of an expert's inner row: gate, up, and the product as it is quantised; and most of all rows.
+_INNER_BYTES = 10
+_MOST_INNER_BYTES = 80 << 20
 
 
 def text_config(model: nn.Module) -> Any:
@@ -55,11 +72,46 @@ def kv_token_bytes(model: nn.Module, dtype: torch.dtype) -> int | None:
     return int(layers * 2 * kv_heads * head_dim * dtype.itemsize)
 
 
-def workspace_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """An upper estimate of a prefill chunk's activations: 512 tokens by the widest layer, and one row of logits."""
+def workspace_bytes(model: nn.Module, dtype: torch.dtype, tokens: int = PREFILL_TOKENS) -> int:
+    """An upper estimate of a chunk's activations: `tokens` by the widest layer, what routed experts keep of
+    it, and one row of logits.
+    """
     widest = max((int(module.out_features) for module in _inner_linears(model)), default=0)
     vocabulary = getattr(text_config(model), "vocab_size", 0) or 0
-    return PREFILL_TOKENS * widest * dtype.itemsize * _LIVE_ACTIVATIONS + 4 * vocabulary
+    dense = tokens * widest * dtype.itemsize * _LIVE_ACTIVATIONS
+    return dense + _expert_bytes(model, tokens) + 4 * vocabulary
+
+
+def streamed_chunk(model: nn.Module, dtype: torch.dtype, ram_bytes: int | None, context_tokens: int) -> int:
+    """Tokens of a prompt in one forward pass where experts are streamed: each is read at most once a chunk.
+
+    Args:
+        model: the stock model.
+        dtype: of activations.
+        ram_bytes: that are allowed, or None.
+        context_tokens: longest sequence.
+    """
+    config = text_config(model)
+    heads = getattr(config, "num_attention_heads", None) or 0
+    for tokens in STREAMED_CHUNKS:
+        # Attention may hold the scores of a layer, in float32, before and after the softmax.
+        scores = 2 * 4 * heads * tokens * context_tokens
+        room = (ram_bytes or 0) // CHUNK_SHARE
+        if tokens <= context_tokens and workspace_bytes(model, dtype, tokens) + scores <= room:
+            return tokens
+    return PREFILL_TOKENS
+
+
+def _expert_bytes(model: nn.Module, tokens: int) -> int:
+    """What the routed experts of a layer keep of a chunk (csrc/cpu/expert_pass.h); 0 for a dense model."""
+    config = text_config(model)
+    names = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+    chosen = next((int(n) for n in (getattr(config, name, None) for name in names) if n), 0)
+    if not chosen:
+        return 0
+    inner = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 0
+    pairs = tokens * chosen
+    return int(pairs * (4 * config.hidden_size + _PAIR_BYTES) + min(_MOST_INNER_BYTES, pairs * inner * _INNER_BYTES))
 
 
 def _inner_linears(model: nn.Module) -> Iterator[nn.Linear]:

@@ -109,6 +109,8 @@ class Plan:
         cache: what they want together; None when nothing is streamed.
         cache_options: who stays in it, and what is read early.
         limits: bytes allowed by tier.
+        context_tokens: tokens that the KV cache is planned for.
+        chunk_tokens: tokens of a prompt in one forward pass, unless the caller says otherwise.
         origin: where the rules come from.
         notes: remarks about the whole.
         rule_notes: those of them that come with the rules: what a KTransformers file means here in another way.
@@ -128,6 +130,7 @@ class Plan:
     limits: dict[str, int] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     context_tokens: int = 0
+    chunk_tokens: int = 512
     origin: str = ""
     notes: list[str] = field(default_factory=list)
     rule_notes: tuple[str, ...] = ()

@@ -29,7 +29,9 @@ class Engine:
         metrics: where jobs are counted.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, queue_limit: int, chunk_tokens: int, metrics: Metrics) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, queue_limit: int, chunk_tokens: int | None, metrics: Metrics
+    ) -> None:
         self.running: Job | None = None
         self.last_stats: Any = None
         self.queue: FairQueue[Job] = FairQueue(queue_limit)

@@ -23,7 +23,8 @@ class ServerOptions:
         cors_origins: origins whose pages may call the server; "*" is every one.
         queue_limit: requests that may wait; the one that runs is not counted.
         body_limit_bytes: largest request body.
-        chunk_tokens: tokens of the prompt in one forward pass: a client who leaves is noticed between two.
+        chunk_tokens: tokens of the prompt in one forward pass: a client who leaves is noticed between two;
+            None: as planned.
         heartbeat_seconds: a stream that has nothing to say for so long sends a comment.
         shutdown_seconds: after the first signal, answers that run may take so long.
         context_tokens: longest prompt and answer together; None: what the model and the KV budget allow.
@@ -40,7 +41,7 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = ()
     queue_limit: int = 32
     body_limit_bytes: int = 10_000_000
-    chunk_tokens: int = 512
+    chunk_tokens: int | None = None
     heartbeat_seconds: float = 5.0
     shutdown_seconds: float = 10.0
     context_tokens: int | None = None

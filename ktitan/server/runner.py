@@ -13,7 +13,7 @@ from ktitan.server.job import Job
 __all__ = ["run_job"]
 
 
-def run_job(model: Any, tokenizer: Any, job: Job, chunk_tokens: int) -> None:
+def run_job(model: Any, tokenizer: Any, job: Job, chunk_tokens: int | None) -> None:
     """Make the answers of `job` one after the other, until it is done or nobody wants the rest.
 
     Raises:
@@ -25,7 +25,7 @@ def run_job(model: Any, tokenizer: Any, job: Job, chunk_tokens: int) -> None:
     job.emit(Done(job.usage))
 
 
-def _run_choice(model: Any, tokenizer: Any, job: Job, choice: Choice, index: int, chunk_tokens: int) -> bool:
+def _run_choice(model: Any, tokenizer: Any, job: Job, choice: Choice, index: int, chunk_tokens: int | None) -> bool:
     """Make one answer; False when it was not wanted to its end."""
     answer = AnswerText(tokenizer, choice, index)
     job.stats = stats = GenerationStats()

@@ -32,6 +32,7 @@ class StoreLimits:
         direct: past the page cache, where the file system can.
         depth: reads in flight on a drive; 0: probed.
         options: who stays, and what is read early.
+        chunk_tokens: most tokens for which experts are read once; a longer prompt is cut.
     """
 
     cache_bytes: int
@@ -39,6 +40,7 @@ class StoreLimits:
     direct: bool = True
     depth: int = 0
     options: CacheOptions = AUTOMATIC
+    chunk_tokens: int = 512
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class TierStore:
             depth=limits.depth,
             policy=-1 if options.policy == "auto" else POLICIES.index(options.policy),
             prefetch=options.prefetch,
+            chunk_tokens=limits.chunk_tokens,
             growth=2 ** (1 / HALF_LIFE_TOKENS),
         )
         try:
