@@ -173,7 +173,7 @@ def _program_bytes(case: Case) -> int:
         write_model(path, _ONE_LAYER)
         with Worker(_our_command(case, str(path), None, None), None, given_variables()) as worker:
             _answer(worker, worker.line(), "the program with one layer")
-            ids = list(range(3, 3 + case.prompt))
+            ids = [3 + n % (_ONE_LAYER.vocabulary - 3) for n in range(case.prompt)]
             _answer(worker, worker.ask(json.dumps([ids, ids])), "the program with one layer")
             return worker.peak_bytes()
 

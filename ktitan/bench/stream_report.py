@@ -61,8 +61,16 @@ class Round:
     @property
     def ceiling_seconds(self) -> float | None:
         """The longer of reading what was missing and computing all; None where neither is known."""
-        drive = None if self.drive_rate is None else self.missed_bytes / self.drive_rate
-        compute = None if self.resident is None else self.resident.seconds
+        return self._longer(self.missed_bytes, None if self.resident is None else self.resident.seconds)
+
+    @property
+    def prompt_seconds(self) -> float | None:
+        """The same for the prompt."""
+        asked = self.ours.answer.get("prompt_store", {}).get("io_wanted_bytes", 0)
+        return self._longer(asked, None if self.resident is None else self.resident.answer["prefill"])
+
+    def _longer(self, size: int, compute: float | None) -> float | None:
+        drive = None if self.drive_rate is None else size / self.drive_rate
         return max((seconds for seconds in (drive, compute) if seconds is not None), default=None)
 
 
@@ -129,8 +137,30 @@ def _steps(conditions: Conditions, rounds: Sequence[Round]) -> Iterator[Result]:
             return side.step_ms(share)
 
         yield _row(conditions, rounds, f"stream-step-{name}", "time of a token", "ms", value)
-    yield _row(
-        conditions, rounds, "stream-prompt", "time of the prompt, cold", "s", lambda side: side.answer["prefill"]
+    yield _prompt(conditions, rounds)
+
+
+def _prompt(conditions: Conditions, rounds: Sequence[Round]) -> Result:
+    """The prompt against the longer of reading what it needed and computing it in RAM."""
+    tokens = conditions.case.prompt
+    timing = Timing(tuple(one.ours.answer["prefill"] for one in rounds))
+    ceilings = [seconds for one in rounds if (seconds := one.prompt_seconds) is not None]
+    shares = [seconds / one.ours.answer["prefill"] for one in rounds if (seconds := one.prompt_seconds) is not None]
+    asked = rounds[-1].ours.answer.get("prompt_store", {}).get("io_wanted_bytes", 0)
+    read = rounds[-1].ours.answer.get("prompt_bytes", 0)
+    return Result(
+        case=f"stream-prompt-{conditions.stem}",
+        metric=f"{tokens} tokens at once, cold; {asked / _MB:.0f} MB asked for, {read / _MB:.0f} MB by /proc/self/io; "
+        "ceiling: reads or compute",
+        value=timing.rate(tokens),
+        unit="tokens/s",
+        ceiling=tokens / statistics.median(ceilings) if ceilings else None,
+        share_of_ceiling=statistics.median(shares) if shares else None,
+        peer=conditions.case.peer,
+        peer_value=_peer(rounds, lambda side: tokens / side.answer["prefill"]),
+        ratio_to_peer=_ratio(rounds, lambda side: 1 / side.answer["prefill"]),
+        runs=timing.runs,
+        spread=timing.spread,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 __all__ = ["main"]
 
 _MOST_WAIT_SECONDS = 120
+_LOGITS = 8
 
 
 def main(text: str) -> None:
@@ -103,7 +105,8 @@ def _timed(model: Any, ids: list[int], following: list[int]) -> dict[str, Any]:
     cache, sequence = new_cache(model), list(ids)
     seconds: list[float] = []
     chosen: list[int] = []
-    before, read_bytes = _store(model), 0
+    before, start_bytes = _store(model), drive_bytes() or 0
+    prompt_counts: dict[str, int] = {}
     for token in [None, *following]:
         if token is not None:
             sequence.append(token)
@@ -112,15 +115,18 @@ def _timed(model: Any, ids: list[int], following: list[int]) -> dict[str, Any]:
         chosen += list(steps)
         seconds.append(stats.prefill_seconds)
         if token is None:
-            before, read_bytes = _store(model), drive_bytes() or 0
-    read_bytes = (drive_bytes() or 0) - read_bytes
+            after, read_bytes = _store(model), drive_bytes() or 0
+            prompt_counts, before = _difference(before, after), after
+    end_bytes = drive_bytes() or 0
     after = _store(model)
-    counts = {name: value - before.get(name, 0) for name, value in after.items() if isinstance(value, int)}
     return {
         "prefill": seconds[0],
         "steps": seconds[1:],
-        "read_bytes": read_bytes,
-        "store": counts,
+        "prompt_bytes": read_bytes - start_bytes,
+        "read_bytes": end_bytes - read_bytes,
+        "prompt_store": prompt_counts,
+        "store": _difference(before, after),
+        "policy": after.get("policy"),
         "arena_bytes": after.get("arena_bytes", 0),
         "uring": after.get("io_uring"),
         "chosen": hashlib.sha256(json.dumps(chosen).encode()).hexdigest(),
@@ -128,12 +134,18 @@ def _timed(model: Any, ids: list[int], following: list[int]) -> dict[str, Any]:
     }
 
 
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
+    return {name: value - before.get(name, 0) for name, value in after.items() if isinstance(value, int)}
+
+
 def _logits_digest(model: Any, ids: list[int]) -> str:
-    """SHA-256 of all logits after `ids`; equal digests are equal bits."""
+    """SHA-256 of the last logits after `ids`; equal digests are equal bits."""
     import torch
 
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits.float().contiguous()
+        # All logits of a long prompt would take more memory than the run that is measured.
+        kept = {"logits_to_keep": _LOGITS} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False, **kept).logits.float().contiguous()
     return hashlib.sha256(logits.numpy().tobytes()).hexdigest()
 
 
