@@ -28,6 +28,7 @@ struct Record {
 
 struct kt_cycle {
     Record *records;
+    int64_t *bytes;  // of each record
     int64_t count;
     int64_t pinned;
     int64_t ring_at;
@@ -142,6 +143,23 @@ int64_t find_next(kt_cycle *cycle) {
     return NONE;
 }
 
+// Reading ahead begins anew behind what was demanded last.
+void start_over(kt_cycle *cycle) {
+    cycle->front = cycle->current < 0 ? cycle->count - 1 : cycle->current;
+    cycle->resting = false;
+}
+
+// Place `pinned` records one after another and the ring behind them.
+void lay_out(kt_cycle *cycle, int64_t pinned, int64_t capacity) {
+    cycle->pinned = pinned;
+    cycle->ring_at = 0;
+    for (int64_t id = 0; id < cycle->count; id++) {
+        cycle->records[id].at = cycle->ring_at;
+        if (id < pinned) cycle->ring_at += cycle->records[id].bytes;
+    }
+    cycle->ring_bytes = pinned == cycle->count ? 0 : (capacity - cycle->ring_at) / KT_PAGE * KT_PAGE;
+}
+
 bool all_right(const int64_t *bytes, int64_t records, int64_t capacity) {
     if (records < 0) return false;
     for (int64_t i = 0; i < records; i++) {
@@ -163,17 +181,17 @@ kt_cycle *kt_cycle_create(const int64_t *bytes, int64_t records, int64_t capacit
     kt_cycle *made = static_cast<kt_cycle *>(calloc(1, sizeof(kt_cycle)));
     if (!made) return nullptr;
     made->records = static_cast<Record *>(calloc((size_t)records + 1, sizeof(Record)));
-    if (!made->records) {
-        free(made);
+    made->bytes = static_cast<int64_t *>(calloc((size_t)records + 1, sizeof(int64_t)));
+    if (!made->records || !made->bytes) {
+        kt_cycle_destroy(made);
         return nullptr;
     }
     made->count = records;
-    made->pinned = count_pinned(bytes, records, capacity);
     for (int64_t i = 0; i < records; i++) {
-        made->records[i] = {bytes[i], made->ring_at, (i + 1) % records, 0, NONE, NONE, ABSENT};
-        if (i < made->pinned) made->ring_at += bytes[i];
+        made->bytes[i] = bytes[i];
+        made->records[i] = {bytes[i], 0, (i + 1) % records, 0, NONE, NONE, ABSENT};
     }
-    made->ring_bytes = made->pinned == records ? 0 : (capacity - made->ring_at) / KT_PAGE * KT_PAGE;
+    lay_out(made, count_pinned(bytes, records, capacity), capacity);
     made->oldest = made->newest = made->current = made->held = NONE;
     made->front = records - 1;
     return made;
@@ -182,8 +200,11 @@ kt_cycle *kt_cycle_create(const int64_t *bytes, int64_t records, int64_t capacit
 void kt_cycle_destroy(kt_cycle *cycle) {
     if (!cycle) return;
     free(cycle->records);
+    free(cycle->bytes);
     free(cycle);
 }
+
+int64_t kt_cycle_needs(const kt_cycle *cycle) { return kt_cycle_least(cycle->bytes, cycle->count); }
 
 int64_t kt_cycle_pinned(const kt_cycle *cycle) { return cycle->pinned; }
 
@@ -252,7 +273,21 @@ void kt_cycle_drop(kt_cycle *cycle) {
     for (int64_t id = 0; id < cycle->count; id++) {
         if (cycle->records[id].state == THERE && cycle->held != id) forget(cycle, id);
     }
-    if (cycle->count == 0) return;
-    cycle->front = cycle->current < 0 ? cycle->count - 1 : cycle->current;
-    cycle->resting = false;
+    start_over(cycle);
+}
+
+bool kt_cycle_has(const kt_cycle *cycle, int64_t id) { return cycle->records[id].state == THERE; }
+
+bool kt_cycle_resize(kt_cycle *cycle, int64_t capacity) {
+    if (cycle->held != NONE || !all_right(cycle->bytes, cycle->count, capacity)) return false;
+    for (int64_t id = 0; id < cycle->count; id++) {
+        if (cycle->records[id].state == LOADING) return false;
+    }
+    const int64_t pinned = count_pinned(cycle->bytes, cycle->count, capacity);
+    for (int64_t id = smaller(pinned, cycle->pinned); id < cycle->count; id++) {
+        if (cycle->records[id].state == THERE) forget(cycle, id);
+    }
+    lay_out(cycle, pinned, capacity);
+    start_over(cycle);
+    return true;
 }

@@ -21,6 +21,9 @@ KT_API void kt_cycle_destroy(kt_cycle *cycle);
 // Least capacity with which these records can be used with reads ahead: the two largest neighbours.
 KT_API int64_t kt_cycle_least(const int64_t *bytes, int64_t records);
 
+// The same for the records of a cycle.
+KT_API int64_t kt_cycle_needs(const kt_cycle *cycle);
+
 // Records that stay once they are read, and bytes of the ring behind them.
 KT_API int64_t kt_cycle_pinned(const kt_cycle *cycle);
 KT_API int64_t kt_cycle_ring_bytes(const kt_cycle *cycle);
@@ -32,5 +35,10 @@ KT_API void kt_cycle_release(kt_cycle *cycle, int64_t record);
 KT_API bool kt_cycle_ahead(kt_cycle *cycle, int64_t *record, int64_t *at);
 KT_API void kt_cycle_loaded(kt_cycle *cycle, int64_t record);
 KT_API void kt_cycle_failed(kt_cycle *cycle, int64_t record);
+// Other bytes for all of them: what stays before and after stays where it is, the ring is made anew. False, with nothing
+// changed, below kt_cycle_least or while a record is held or on its way.
+KT_API bool kt_cycle_resize(kt_cycle *cycle, int64_t capacity);
+// Whether the record is there.
+KT_API bool kt_cycle_has(const kt_cycle *cycle, int64_t record);
 // Forget every record that is there, but one that is held.
 KT_API void kt_cycle_drop(kt_cycle *cycle);

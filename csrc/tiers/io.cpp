@@ -134,6 +134,14 @@ void kt_io_register(kt_io *io, uint8_t *memory, int64_t bytes, int64_t piece_byt
     backend_register(io);
 }
 
+void kt_io_unregister(kt_io *io) {
+    own(io);
+    if (io->region_count == 0) return;
+    io->region_count = 0;
+    io->counters.registered = 0;
+    if (io->ring.is_open()) io->ring.register_buffers(nullptr, 0);
+}
+
 bool kt_io_submit(kt_io *io, const kt_read *reads, int64_t count) {
     own(io);
     if (!reserve(io, reads, count)) return false;

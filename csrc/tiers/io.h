@@ -62,6 +62,9 @@ int32_t kt_io_add(kt_io *io, const char *path, const kt_stamp *stamp);
 // Register memory in pieces of `piece_bytes`; no read may straddle two pieces. Without the right to, reads do without.
 void kt_io_register(kt_io *io, uint8_t *memory, int64_t bytes, int64_t piece_bytes);
 
+// Forget all registered memory, which may go then.
+void kt_io_unregister(kt_io *io);
+
 // Take reads over; never waits. False without memory, with nothing taken.
 bool kt_io_submit(kt_io *io, const kt_read *reads, int64_t count);
 // What is done, at most `most`; where `wait`, until there is something, unless nothing is in flight.

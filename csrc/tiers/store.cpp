@@ -35,15 +35,12 @@ int32_t Store::open(const kt_store_spec &spec) {
         if (record.pool >= 0 && record.slot_bytes > spec.pool_slot_bytes[record.pool]) return KT_WRONG_SIZE;
     }
     if (!copy(spec)) return KT_NO_MEMORY;
-    if (!place_pools(spec) || !make_residency(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
-    const int64_t bytes = rows_at + rows_bytes;
-    if (bytes > 0 && !arena.take(bytes)) return KT_NO_MEMORY;
-    memory = arena.base();
+    if (!check_pools(spec) || !make_residency(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
+    if (!take_memory(*spec.sizes)) return KT_NO_MEMORY;
     io = kt_io_create(spec.mode, spec.direct, spec.depth, 0);
     if (io == nullptr) return KT_NO_MEMORY;
     register_buffers();
     arena.fill_in_background();
-    counters.arena_bytes = bytes;
     return KT_OK;
 }
 
@@ -60,6 +57,7 @@ Store::~Store() {
     free(cycle_record);
     free(pool_at);
     free(pool_slot);
+    free(pool_slots);
     free(reads);
 }
 
@@ -80,26 +78,21 @@ bool Store::copy(const kt_store_spec &spec) {
     cycle_record = take<int64_t>(record_count);
     pool_at = take<int64_t>(spec.pools);
     pool_slot = take<int64_t>(spec.pools);
+    pool_slots = take<int64_t>(spec.pools);
     read_room = most_extents + 64;
     reads = take<kt_read>(read_room);
-    if (!records || !extents || !state || !missing || !cycle_number || !cycle_record || !pool_at || !pool_slot || !reads) {
-        return false;
-    }
+    if (!records || !extents || !state || !missing || !cycle_number || !cycle_record) return false;
+    if (!pool_at || !pool_slot || !pool_slots || !reads) return false;
     memcpy(records, spec.records, (size_t)record_count * sizeof *records);
     memcpy(extents, spec.extents, (size_t)extent_count * sizeof *extents);
     return true;
 }
 
-// Pools one after another, each on a page.
-bool Store::place_pools(const kt_store_spec &spec) {
-    int64_t at = 0;
+bool Store::check_pools(const kt_store_spec &spec) {
     for (int32_t pool = 0; pool < spec.pools; pool++) {
-        pool_at[pool] = at;
         pool_slot[pool] = spec.pool_slot_bytes[pool];
-        if (pool_slot[pool] % KT_PAGE != 0 || spec.sizes->pool_slots[pool] < 1) return false;
-        at += pool_slot[pool] * spec.sizes->pool_slots[pool];
+        if (pool_slot[pool] <= 0 || pool_slot[pool] % KT_PAGE != 0 || spec.sizes->pool_slots[pool] < 1) return false;
     }
-    cycle_at = at;
     return true;
 }
 
@@ -141,7 +134,6 @@ bool Store::make_cycle(const kt_store_spec &spec) {
     }
     if (count > 0) cycle = kt_cycle_create(bytes, count, spec.sizes->cycle_bytes);
     free(bytes);
-    rows_at = cycle_at + (count > 0 ? whole_pages(spec.sizes->cycle_bytes) : 0);
     rows_bytes = whole_pages(spec.row_bytes);
     return count == 0 || cycle != nullptr;
 }

@@ -17,6 +17,8 @@ public:
     int32_t add_file(const char *path, const kt_stamp *stamp) { return kt_io_add(io, path, stamp); }
     void count(kt_store_counters *counters) const;
     void drop();
+    // kt_store_resize.
+    int32_t resize(const kt_store_sizes &sizes);
 
     // ---- experts ----
     // A call for a layer's experts begins; the first layer begins a step.
@@ -58,10 +60,20 @@ private:
     enum State : uint8_t { ABSENT, READING, READY, FAILED };
 
     bool copy(const kt_store_spec &spec);
-    bool place_pools(const kt_store_spec &spec);
+    bool check_pools(const kt_store_spec &spec);
     bool make_residency(const kt_store_spec &spec);
     bool make_cycle(const kt_store_spec &spec);
     void register_buffers();
+    // store_resize.cpp
+    int64_t range_bytes(const kt_store_sizes &sizes, int32_t range) const;
+    int64_t most_bytes(int32_t range) const;
+    bool take_memory(const kt_store_sizes &sizes);
+    bool sound(const kt_store_sizes &sizes) const;
+    bool grow(const kt_store_sizes &sizes);
+    void shrink(const kt_store_sizes &sizes);
+    int32_t change(const kt_store_sizes &sizes, kt_move *moves);
+    void move_experts(const kt_move *moves, int64_t count);
+    void change_cycle(int64_t bytes);
     bool push(const kt_read &read);
     void collect(int64_t record, uint8_t *base);
     void read_ahead();
@@ -84,10 +96,11 @@ private:
     kt_cycle *cycle = nullptr;
     kt_io *io = nullptr;
 
-    Memory arena;
+    Memory arena;  // a range for each pool, for the cycle, and for rows
     uint8_t *memory = nullptr;  // of the arena
     int64_t *pool_at = nullptr, *pool_slot = nullptr;  // where a pool begins; bytes of its slots
-    int64_t cycle_at = 0, rows_at = 0, rows_bytes = 0;
+    int64_t *pool_slots = nullptr;                     // of each pool, now
+    int64_t cycle_at = 0, cycle_bytes = 0, rows_at = 0, rows_bytes = 0;
 
     kt_read *reads = nullptr;  // collected
     int64_t read_count = 0, read_room = 0;

@@ -43,6 +43,8 @@ _SIGNATURES = {
     "kt_cycle_loaded": "npq",
     "kt_cycle_failed": "npq",
     "kt_cycle_drop": "np",
+    "kt_cycle_has": "?pq",
+    "kt_cycle_resize": "?pq",
     "kt_vram_create": "ppp",
     "kt_vram_destroy": "np",
     "kt_vram_promote": "ipq",
@@ -156,6 +158,9 @@ class NativeCycle(_Owner):
 
     def __init__(self, sizes: Sequence[int], capacity: int) -> None:
         super().__init__("cycle", _library().kt_cycle_create(_numbers(sizes), len(sizes), capacity))
+        self._measure()
+
+    def _measure(self) -> None:
         self.pinned, self.ring_bytes = int(self._call("pinned")), int(self._call("ring_bytes"))
 
     def demand(self, record: int) -> tuple[int, int]:
@@ -182,6 +187,16 @@ class NativeCycle(_Owner):
     def drop(self) -> None:
         """Forget what is not held."""
         self._call("drop")
+
+    def has(self, record: int) -> bool:
+        """Is it there?"""
+        return bool(self._call("has", record))
+
+    def resize(self, capacity: int) -> bool:
+        """Other bytes for all."""
+        changed = bool(self._call("resize", capacity))
+        self._measure()
+        return changed
 
 
 class _Device(ctypes.Structure):

@@ -50,6 +50,7 @@ _SIGNATURES = {
     "kt_store_count": "pp",
     "kt_store_last_fault": "pp",
     "kt_store_drop": "p",
+    "kt_store_resize": "pp",
     "kt_stream_experts": "ppiqpqpip",
     "kt_stream_linear": "pqqppiqpip",
     "kt_stream_rows": "ppqppqp",

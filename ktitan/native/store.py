@@ -170,6 +170,7 @@ class NativeStore:
         self.address = 0
         self._names: list[str] = []
         self._files: list[str] = []
+        self._row_bytes = 0
         self._process = 0
         self._inside: list[int] = []  # threads in native calls with the address
         self._left = threading.Condition()
@@ -232,15 +233,9 @@ class NativeStore:
         )
         made = ctypes.c_void_p()
         status = loaded().kt_store_open(ctypes.byref(spec), ctypes.byref(made))
-        if status == _NO_MEMORY:
-            total = sum(size * count for size, count, _ in sizes.pools) + sizes.cycle_bytes + row_bytes
-            raise BudgetError(f"no memory for a cache of {total} bytes", "budget", "give a smaller ram budget")
-        if status != _OK or not made.value:
-            raise HardwareError(
-                f"the native library refused the store (status {status})", remedy="reinstall ktitan; its parts differ"
-            )
+        _check_sizes(status if made.value or status != _OK else -1, sizes, row_bytes)
         self.address, self._process = made.value, os.getpid()
-        self._names, self._files = [record.name for record in records], []
+        self._names, self._files, self._row_bytes = [record.name for record in records], [], row_bytes
 
     def add_file(self, path: str, stamp: Stamp | None) -> int:
         """Open a file for reading; its number.
@@ -309,6 +304,22 @@ class NativeStore:
         with suppress(UnsupportedError), self.opened() as address:
             loaded().kt_store_drop(address)
 
+    def resize(self, sizes: StoreSizes) -> None:
+        """Share the memory out anew, between two calls of other threads; what is to stay is kept.
+
+        Args:
+            sizes: with the size classes and domains that the store was opened with.
+
+        Raises:
+            BudgetError: there is not so much memory; nothing has changed.
+            HardwareError: the native library refuses the sizes; nothing has changed.
+            UnsupportedError: as `check_open`.
+        """
+        shared = _Sizes(sizes)
+        with self.opened() as address:
+            status = loaded().kt_store_resize(address, ctypes.addressof(shared.struct))
+        _check_sizes(status, sizes, self._row_bytes)
+
     def close(self) -> None:
         """Wait for calls of other threads and for reads, then give everything back."""
         if self._process != os.getpid():
@@ -361,3 +372,14 @@ class NativeStore:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _check_sizes(status: int, sizes: StoreSizes, row_bytes: int) -> None:
+    """Raise what a native call that shares memory out did not like."""
+    if status == _NO_MEMORY:
+        total = sum(size * count for size, count, _ in sizes.pools) + sizes.cycle_bytes + row_bytes
+        raise BudgetError(f"no memory for a cache of {total} bytes", "budget", "give a smaller ram budget")
+    if status != _OK:
+        raise HardwareError(
+            f"the native library refused the store (status {status})", remedy="reinstall ktitan; its parts differ"
+        )

@@ -116,20 +116,40 @@ class CycleTrace:
         self.pages, self.flight, self.at = {}, {}, -1
         self.noise = self.random.choice([0, 0.05, 0.5])
         self.fails = self.random.choice([0, 0, 0.2])
+        self.resizes = self.random.choice([0, 0, 0.1])
 
     def run(self, *kinds, steps=60):
         self.both = Together(*(kind(self.sizes, self.capacity) for kind in kinds))
-        self.memory = self.capacity
-        for one in self.both.all:
-            assert (one.pinned, one.ring_bytes) == (self.both.all[0].pinned, self.both.all[0].ring_bytes)
-            assert sum(self.sizes[: one.pinned]) + one.ring_bytes <= self.capacity
+        self.measure()
         for _ in range(steps):
+            if self.random.random() < self.resizes:
+                self.resize()
             if self.random.random() < self.noise * 0.2:
                 self.random.shuffle(self.order)
             if self.random.random() < self.noise * 0.2:
                 self.both.drop()
             self.read_ahead()
             self.use(self.choose())
+
+    def measure(self):
+        self.memory = self.capacity
+        for one in self.both.all:
+            assert (one.pinned, one.ring_bytes) == (self.both.all[0].pinned, self.both.all[0].ring_bytes)
+            assert sum(self.sizes[: one.pinned]) + one.ring_bytes <= self.capacity
+
+    def resize(self):
+        """Between two uses, with and without reads on their way."""
+        capacity = self.least + PAGE * self.random.randint(-1, max(0, (sum(self.sizes) - self.least) // PAGE) + 1)
+        able = not self.flight and capacity >= self.least
+        there = [self.both.has(record) for record in range(len(self.sizes))]
+        before = self.both.all[0].pinned
+        assert self.both.resize(capacity) == able
+        if able:
+            self.capacity = capacity
+            kept = min(before, self.both.all[0].pinned)
+            for record, was in enumerate(there):
+                assert self.both.has(record) == (was and record < kept)
+        self.measure()
 
     def choose(self):
         jump = self.random.random() < self.noise

@@ -53,11 +53,7 @@ class Cycle:
 
     def __init__(self, sizes: Sequence[int], capacity: int) -> None:
         self._sizes = tuple(sizes)
-        self.pinned = count_pinned(sizes, capacity)
-        self._pin_at = [sum(sizes[:n]) for n in range(self.pinned)]
-        self._ring_at = sum(sizes[: self.pinned])
-        ring = 0 if self.pinned == len(sizes) else (capacity - self._ring_at) // PAGE_BYTES * PAGE_BYTES
-        self.ring_bytes = ring
+        self._lay_out(capacity)
         self._next = [*range(1, len(sizes)), 0]
         self._ring: OrderedDict[int, _Place] = OrderedDict()
         self._loading: set[int] = set()
@@ -128,6 +124,36 @@ class Cycle:
         """Forget every record that is there, but one that is held."""
         for record in self._there - {self._held}:
             self._forget(record)
+        self._start_over()
+
+    def has(self, record: int) -> bool:
+        """Is it there?"""
+        return record in self._there
+
+    def resize(self, capacity: int) -> bool:
+        """Other bytes for all: what stays before and after is kept, the ring is made anew.
+
+        False, with nothing changed, below `least_cycle` or while a record is held or on its way.
+        """
+        if self._held >= 0 or self._loading or capacity < least_cycle(self._sizes):
+            return False
+        kept = min(self.pinned, count_pinned(self._sizes, capacity))
+        for record in [record for record in self._there if record >= kept]:
+            self._forget(record)
+        self._lay_out(capacity)
+        self._start_over()
+        return True
+
+    def _lay_out(self, capacity: int) -> None:
+        sizes = self._sizes
+        self.pinned = count_pinned(sizes, capacity)
+        self._pin_at = [sum(sizes[:n]) for n in range(self.pinned)]
+        self._ring_at = sum(sizes[: self.pinned])
+        ring = 0 if self.pinned == len(sizes) else (capacity - self._ring_at) // PAGE_BYTES * PAGE_BYTES
+        self.ring_bytes = ring
+
+    def _start_over(self) -> None:
+        """Reading ahead begins anew behind what was demanded last."""
         self._front = self._current if self._current >= 0 else len(self._sizes) - 1
         self._resting = False
 
