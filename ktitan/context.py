@@ -5,17 +5,29 @@ Shape letters: T tokens of the step, S tokens of a sequence so far, H heads, D h
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakSet
 
 import torch
 
-__all__ = ["PAGE_TOKENS", "KVLayerSpec", "KVPool", "PagedCache", "Phase", "StepContext", "current_step", "step"]
+__all__ = [
+    "PAGE_TOKENS",
+    "KVAllowance",
+    "KVLayerSpec",
+    "KVPool",
+    "PagedCache",
+    "Phase",
+    "StepContext",
+    "current_step",
+    "step",
+]
 
 PAGE_TOKENS = 64
 
@@ -196,6 +208,45 @@ class KVPool(ABC):
     @abstractmethod
     def used_bytes(self) -> int:
         """Bytes of the pages in use, over all layers."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Bytes that the pool cannot give back while its sequences are there."""
+
+
+class KVAllowance:
+    """Bytes that each of a model's KV pools may take.
+
+    Who owns the budget changes it while pools live: they ask when they grow, and at their next step give back what they
+    may not keep.
+
+    Attributes:
+        limit_bytes: None: no limit.
+        lock: held while a pool gets pages, and while the limit changes.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.lock = threading.RLock()
+        self._pools: WeakSet[KVPool] = WeakSet()
+
+    def enter(self, pool: KVPool) -> None:
+        """Count a pool in for as long as it lives."""
+        with self.lock:
+            self._pools.add(pool)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that all pools hold and cannot give back."""
+        with self.lock:
+            return sum(pool.held_bytes for pool in self._pools)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVAllowance:
+        return self  # a copied cache is of the same model
+
+    def __reduce__(self) -> Any:
+        return KVAllowance, (self.limit_bytes,)
 
 
 @runtime_checkable

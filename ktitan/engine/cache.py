@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ktitan.context import KVPool, Phase, StepContext
+from ktitan.context import KVAllowance, KVPool, Phase, StepContext
 from ktitan.engine.kv_torch import TorchKVPool
 from ktitan.errors import KtitanError, UnsupportedError
 
@@ -173,7 +173,7 @@ class KtitanCache(Cache):
         config: the model's configuration; only the types of its layers are read, to refuse at once what is not
             supported. Without it layers appear as they are used.
         pool: a pool that other caches use, too.
-        budget_bytes: limit of the private pool; see `TorchKVPool`.
+        budget_bytes: limit of the private pool, or who knows it (`model.ktitan.kv_allowance`); see `TorchKVPool`.
 
     Raises:
         UnsupportedError: the model has layers that keep more than keys and values (linear attention, indexers), or
@@ -181,7 +181,10 @@ class KtitanCache(Cache):
     """
 
     def __init__(
-        self, config: PreTrainedConfig | None = None, pool: KVPool | None = None, budget_bytes: int | None = None
+        self,
+        config: PreTrainedConfig | None = None,
+        pool: KVPool | None = None,
+        budget_bytes: int | KVAllowance | None = None,
     ) -> None:
         if pool is not None and budget_bytes is not None:
             raise UnsupportedError(

@@ -97,7 +97,7 @@ def new_cache(model: Any) -> Any:
     """An empty cache for one sequence: ktitan's pages within the model's budget, or transformers' own, without a limit,
     for layers that keep a running state.
     """
-    budget = getattr(getattr(model, "ktitan", None), "kv_budget_bytes", None)
+    budget = getattr(getattr(model, "ktitan", None), "kv_allowance", None)
     try:
         return KtitanCache(config=model.config, budget_bytes=budget)
     except UnsupportedError as error:

@@ -29,6 +29,13 @@ class PageLedger:
         """Pages that somebody uses; a shared page counts once."""
         return self.total - self.free
 
+    @property
+    def needed(self) -> int:
+        """Pages up to the last one that is used."""
+        total = self.total
+        free = next((count for count, users in enumerate(reversed(self._references)) if users), total)
+        return total - free
+
     def extend(self, pages: int) -> None:
         """Add free pages after the last one."""
         self._free.update(range(self.total, self.total + pages))

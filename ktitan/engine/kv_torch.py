@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ktitan.context import PAGE_TOKENS, KVLayerSpec, KVPool
+from ktitan.context import PAGE_TOKENS, KVAllowance, KVLayerSpec, KVPool
 from ktitan.engine.kv_pages import PageLedger
 from ktitan.engine.kv_store import PageStore, WritePart
 from ktitan.errors import BudgetError, UnsupportedError
@@ -48,13 +48,15 @@ class TorchKVPool(KVPool):
     used again first; `trim` gives memory back.
 
     Args:
-        budget_bytes: bytes that the tensors of all layers may take together, free pages included; None: no limit.
+        budget_bytes: bytes that the tensors of all layers may take together, free pages included; None: no limit. Or
+            who says how many at any time.
             A page is paid for in every layer declared so far, so a step that does not fit is refused in its first
             layer, once each layer has been seen.
     """
 
-    def __init__(self, budget_bytes: int | None = None) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(self, budget_bytes: int | KVAllowance | None = None) -> None:
+        self._allowance = budget_bytes if isinstance(budget_bytes, KVAllowance) else KVAllowance(budget_bytes)
+        self._allowance.enter(self)
         self._ledger = PageLedger()
         self._store = PageStore()
         self._sequences: dict[int, _Sequence] = {}
@@ -69,7 +71,13 @@ class TorchKVPool(KVPool):
         # Copied under inference mode, the tensors could not be written to outside of it.
         with torch.inference_mode(False):
             clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        self._allowance.enter(clone)
         return clone
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What the pool may take now."""
+        return self._allowance.limit_bytes
 
     def new_sequence(self) -> int:
         """The id of a new, empty sequence; ids are never used again."""
@@ -103,7 +111,8 @@ class TorchKVPool(KVPool):
         """
         states = self._distinct(sequences)
         ends = [state.longest + count for state, count in zip(states, tokens, strict=True)]
-        self._claim(states, [state.shortest for state in states], ends)
+        with self._allowance.lock:
+            self._claim(states, [state.shortest for state in states], ends)
 
     def append_packed(
         self, layer: int, sequences: Sequence[int], tokens: Sequence[int], keys: torch.Tensor, values: torch.Tensor
@@ -203,6 +212,11 @@ class TorchKVPool(KVPool):
         """Bytes of all tensors, those of free pages included: what the budget limits."""
         return self._store.pages * self._store.page_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """What `trim` would leave."""
+        return self._ledger.needed * self._store.page_bytes
+
     def trim(self) -> int:
         """Give the free pages behind the last used one back to the allocator; the bytes that this frees."""
         before = self.allocated_bytes
@@ -262,12 +276,13 @@ class TorchKVPool(KVPool):
     def _declare(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Make a new layer's storage; raises BudgetError when the pages in use do not fit in it."""
         spec = _spec_of(keys, values)
-        needed = self._store.pages * PAGE_TOKENS * spec.token_bytes
-        if self.budget_bytes is not None and self.allocated_bytes + needed > self.budget_bytes:
-            self.trim()
+        with self._allowance.lock:
             needed = self._store.pages * PAGE_TOKENS * spec.token_bytes
-            self._afford(needed, f"{self._store.pages} pages of layer {layer}")
-        self._store.declare(layer, spec)
+            if self.budget_bytes is not None and self.allocated_bytes + needed > self.budget_bytes:
+                self.trim()
+                needed = self._store.pages * PAGE_TOKENS * spec.token_bytes
+                self._afford(needed, f"{self._store.pages} pages of layer {layer}")
+            self._store.declare(layer, spec)
 
     def _plan_write(
         self,
@@ -281,7 +296,8 @@ class TorchKVPool(KVPool):
         key = (sequences, starts, tokens, device)
         if self._write_plan is not None and self._write_plan[0] == (self._version, *key):
             return self._write_plan[1]
-        self._claim(states, starts, [start + count for start, count in zip(starts, tokens, strict=True)])
+        with self._allowance.lock:
+            self._claim(states, starts, [start + count for start, count in zip(starts, tokens, strict=True)])
         parts = self._store.write_parts([state.table for state in states], starts, tokens, device)
         self._write_plan = ((self._version, *key), parts)
         return parts
@@ -300,6 +316,8 @@ class TorchKVPool(KVPool):
 
     def _claim(self, states: Sequence[_Sequence], starts: Sequence[int], ends: Sequence[int]) -> None:
         """Make positions `starts[i]` to `ends[i]` - 1 of each sequence writable: own pages, enough of them."""
+        if self.budget_bytes is not None and self.allocated_bytes > self.budget_bytes:
+            self.trim()
         missing = 0
         shared: list[tuple[_Sequence, int]] = []
         for state, start, end in zip(states, starts, ends, strict=True):

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ktitan.context import KVAllowance
 from ktitan.errors import UnsupportedError
 from ktitan.inject.journal import Journal
 from ktitan.inject.lora import adapter_bytes
 from ktitan.inject.materialize import stock_dtypes
 from ktitan.operator import Operator
+from ktitan.plan.rebudget import KVPlan, share_again
 from ktitan.plan.rows import Plan
-from ktitan.tiers import parse_budget
+from ktitan.tiers import Budget, parse_budget
 from ktitan.tiers.store import TierStore
 from ktitan.weights.module_weights import BoundWeights
 
@@ -25,7 +27,8 @@ class Handle:
     """What an injected model knows about itself.
 
     Attributes:
-        plan: the plan that was carried out.
+        plan: the plan that was carried out, with the bytes that `rebudget` shared out last.
+        kv_allowance: what the KV pools of this model ask how far they may grow.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class Handle:
     ) -> None:
         self._store = store
         self.plan = plan
+        self._planned_kv = KVPlan.of(plan)
+        self.kv_allowance = KVAllowance(self.kv_budget_bytes)
         self._model = model
         self._journal: Journal | None = journal
         self._replaced = replaced
@@ -100,19 +105,30 @@ class Handle:
         if self._journal is not None:
             self._journal.set_attribute(self._model, "generation_config", config)
 
-    def rebudget(self, budget: str) -> None:
-        """Change the budget of the running model.
+    def rebudget(self, budget: str | Budget) -> None:
+        """Change the budget of the running model, between two calls of it, from any thread.
+
+        Weights that were read stay; the KV cache gets what was planned for it, and streamed weights what is left: those
+        stay that matter most. Where that is too little, the KV cache may hold fewer tokens. No answer changes.
+
+        Args:
+            budget: as for `optimize_and_load`; tiers that it does not name keep their limits.
 
         Raises:
-            BudgetError: not a budget.
-            UnsupportedError: this version has no operator that can give up bytes once loaded.
+            BudgetError: not a budget, or too small for what the model needs and its live KV caches hold, or more than
+                this machine has; nothing has changed.
+            UnsupportedError: the store of streamed weights was closed.
         """
-        parse_budget(budget)
-        raise UnsupportedError(
-            "no operator of this model can move its weights while it runs",
-            type(self._model).__name__,
-            "call undo(), then optimize_and_load with the new budget",
-        )
+        asked = parse_budget(budget)
+        if self.plan.cache is not None and self._store is None:
+            raise UnsupportedError("undo() has closed the store of streamed weights", "store", "load the model again")
+        with self.kv_allowance.lock:  # no pool grows meanwhile
+            least = 0 if self._store is None else self._store.least_bytes
+            shares = share_again(self.plan, self._planned_kv, asked, self.kv_allowance.held_bytes, least)
+            if self._store is not None:
+                self._store.resize(shares.cache_bytes)
+            shares.enter(self.plan)
+            self.kv_allowance.limit_bytes = self.kv_budget_bytes
 
     def undo(self) -> nn.Module:
         """Put the stock modules back with their own tensors, bit for bit, and return the model.

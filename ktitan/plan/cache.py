@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ktitan.plan.rows import Plan
-from ktitan.tiers import format_bytes
+from ktitan.tiers import Budget, format_bytes
 from ktitan.tiers.pools import cache_need
 
-__all__ = ["add_cache", "cache_hint"]
+__all__ = ["add_cache", "cache_hint", "headroom"]
 
 # What stays free where nobody set a budget: other programs were not asked.
 HEADROOM_SHARE = 0.1
@@ -29,12 +29,13 @@ def add_cache(plan: Plan, uses: dict[str, int], limit: int | None) -> None:
     rows = [size for stream in plan.streams for size in stream.row_bytes]
     need = cache_need(experts, dense, rows)
     plan.cache = need
-    room = need.all_bytes
-    if limit is not None:
-        asked = plan.budget.limit("ram") is not None
-        headroom = 0 if asked else max(LEAST_HEADROOM_BYTES, int(limit * HEADROOM_SHARE))
-        room = limit - headroom - sum(uses.values())
+    room = need.all_bytes if limit is None else limit - headroom(plan.budget, limit) - sum(uses.values())
     uses["cache"] = max(need.least_bytes, min(need.all_bytes, room))
+
+
+def headroom(budget: Budget, limit: int) -> int:
+    """Bytes of the RAM `limit` that stay free."""
+    return max(LEAST_HEADROOM_BYTES, int(limit * HEADROOM_SHARE)) if budget.limit("ram") is None else 0
 
 
 def cache_hint(plan: Plan) -> str:

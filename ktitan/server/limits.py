@@ -36,10 +36,15 @@ def _kv_tokens(model: Any) -> int | None:
 
 
 class Context:
-    """The limit of one server."""
+    """The limit of one server; the model's budget may change while it runs."""
 
-    def __init__(self, tokens: int | None) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: Callable[[], int | None]) -> None:
+        self._tokens = tokens
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of prompt and answer together; None: no limit is known."""
+        return self._tokens()
 
     def check_text(self, text: str, count: Callable[[str], int], field: str) -> None:
         """Refuse a text that cannot fit by its beginning: encoding ten megabytes takes a minute, and others wait.

@@ -46,7 +46,7 @@ class Service:
         self.tokenizer = tokenizer
         self.options = options
         self.id = model_id(name)
-        self.context = Context(context_tokens(model, options.context_tokens))
+        self.context = Context(lambda: context_tokens(model, options.context_tokens))
         self.generation_config = getattr(model, "generation_config", None)
         self.end_ids = end_ids(model, tokenizer)
         self._vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)

@@ -19,6 +19,7 @@ __all__ = [
     "cache_need",
     "class_of",
     "class_sizes",
+    "least_again",
     "least_cycle",
     "share_out",
 ]
@@ -122,33 +123,54 @@ def share_out(
     dense: Sequence[int],
     rows: Sequence[int],
     options: CacheOptions = AUTOMATIC,
+    like: Shares | None = None,
 ) -> Shares:
     """Share `cache_bytes` out; `dense` and `rows` as in `cache_need`.
 
     Dense records come first: one that stays saves its bytes at every token, an expert's only when it is chosen.
+
+    Args:
+        like: shares of the same records before, whose domains stay.
 
     Raises:
         BudgetError: it is less than the least need.
     """
     sizes = [record.slot_bytes for record in pooled]
     need = cache_need(sizes, dense, rows)
-    if cache_bytes < need.least_bytes:
+    classes = _pools(sizes)
+    pool_of = tuple(class_of(size, [size for size, _ in classes]) for size in sizes)
+    layers = _layers(pool_of, pooled, len(classes))
+    by_layer = [like is not None and _is_by_layer(number, layers[number], like) for number in range(len(classes))]
+    least_slots = _least_slots(classes, layers, by_layer)
+    least_pooled = sum(size * least for (size, _), least in zip(classes, least_slots, strict=True))
+    least_bytes = least_pooled + least_cycle(dense) + need.row_bytes
+    if cache_bytes < least_bytes:
         raise BudgetError(
-            f"a cache of {format_bytes(cache_bytes)} for streamed weights that need {format_bytes(need.least_bytes)}",
+            f"a cache of {format_bytes(cache_bytes)} for streamed weights that need {format_bytes(least_bytes)}",
             "ram",
             "raise the ram budget",
         )
-    classes = _pools(sizes)
-    least_pooled = sum(size * min(count, LEAST_SLOTS) for size, count in classes)
     left = cache_bytes - need.row_bytes
     cycle = min(need.cycle_bytes, left - least_pooled) // PAGE_BYTES * PAGE_BYTES
-    slots = _fill(classes, left - cycle)
+    slots = _fill(classes, least_slots, left - cycle)
     pools = tuple(
-        PoolShare(size, some, _spares(some, count, options)) for (size, count), some in zip(classes, slots, strict=True)
+        PoolShare(size, some, min(_spares(some, count, options), some - least))
+        for (size, count), some, least in zip(classes, slots, least_slots, strict=True)
     )
-    pool_of = tuple(class_of(size, [size for size, _ in classes]) for size in sizes)
-    domain_of, domain_slots = _domains(pools, pool_of, pooled, options)
+    if like is None:
+        by_layer = [_suits_layers(pool, records, options) for pool, records in zip(pools, layers, strict=True)]
+    domain_of, domain_slots = _domains(pools, pool_of, pooled, layers, by_layer)
     return Shares(pools, pool_of, domain_of, domain_slots, cycle, need.row_bytes)
+
+
+def least_again(pooled: Sequence[Pooled], dense: Sequence[int], rows: Sequence[int], like: Shares) -> int:
+    """Least bytes that `share_out` takes with `like`: where layers have slots of their own, each needs one."""
+    classes = _pools([record.slot_bytes for record in pooled])
+    layers = _layers(like.pool_of, pooled, len(classes))
+    by_layer = [_is_by_layer(number, layers[number], like) for number in range(len(classes))]
+    slots = _least_slots(classes, layers, by_layer)
+    least_pooled = sum(size * least for (size, _), least in zip(classes, slots, strict=True))
+    return least_pooled + least_cycle(dense) + like.row_bytes
 
 
 def least_cycle(dense: Sequence[int]) -> int:
@@ -167,10 +189,42 @@ def _pools(pooled: Sequence[int]) -> list[tuple[int, int]]:
     return [(size, numbers.count(number)) for number, size in enumerate(classes)]
 
 
-def _fill(pools: Sequence[tuple[int, int]], room: int) -> tuple[int, ...]:
+def _layers(pool_of: Sequence[int], pooled: Sequence[Pooled], classes: int) -> list[Counter[int]]:
+    """Of each class, the records of each layer."""
+    layers: list[Counter[int]] = [Counter() for _ in range(classes)]
+    for number, record in zip(pool_of, pooled, strict=True):
+        layers[number][record.layer] += 1
+    return layers
+
+
+def _is_by_layer(number: int, layers: Counter[int], shares: Shares) -> bool:
+    """Whether each layer of class `number` has slots of its own."""
+    domains = {domain for pool, domain in zip(shares.pool_of, shares.domain_of, strict=True) if pool == number}
+    return len(domains) == len(layers)
+
+
+def _suits_layers(pool: PoolShare, records: Counter[int], options: CacheOptions) -> bool:
+    """Whether layers should have slots of their own: where there are enough of them, or that was chosen; never where
+    one would have none.
+    """
+    least = min(_layer_shares(pool.slots - pool.spares, records).values())
+    return least >= 1 and (options.scope == "layer" or (options.scope == "auto" and least >= LEAST_SLOTS))
+
+
+def _least_slots(
+    classes: Sequence[tuple[int, int]], layers: Sequence[Counter[int]], by_layer: Sequence[bool]
+) -> list[int]:
+    """Slots that each class has at least: one is computed with while the next one is read."""
+    return [
+        max(min(count, LEAST_SLOTS), len(records) if own else 0)
+        for (_, count), records, own in zip(classes, layers, by_layer, strict=True)
+    ]
+
+
+def _fill(pools: Sequence[tuple[int, int]], least: Sequence[int], room: int) -> tuple[int, ...]:
     """Slots for each class in proportion to the bytes of its records, at least the least number of each."""
     total = sum(size * count for size, count in pools)
-    slots = [min(count, LEAST_SLOTS) for _, count in pools]
+    slots = list(least)
     spare = room - sum(size * some for (size, _), some in zip(pools, slots, strict=True))
     for number, (size, count) in enumerate(pools):
         wanted = min(count, room * count // total) if total else 0
@@ -190,37 +244,40 @@ def _spares(slots: int, records: int, options: CacheOptions) -> int:
 
 
 def _domains(
-    pools: Sequence[PoolShare], pool_of: Sequence[int], pooled: Sequence[Pooled], options: CacheOptions
+    pools: Sequence[PoolShare],
+    pool_of: Sequence[int],
+    pooled: Sequence[Pooled],
+    layers: Sequence[Counter[int]],
+    by_layer: Sequence[bool],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Domain of each record, and slots of each domain: a layer's part of a class, or the whole class."""
-    layers: dict[int, Counter[int]] = {number: Counter() for number in range(len(pools))}
-    for number, record in zip(pool_of, pooled, strict=True):
-        layers[number][record.layer] += 1
     numbers: dict[tuple[int, int | None], int] = {}
     slots: list[int] = []
     for number, pool in enumerate(pools):
         members = pool.slots - pool.spares
-        shares = _layer_shares(members, layers[number])
-        by_layer = options.scope == "layer" or (options.scope == "auto" and min(shares.values()) >= LEAST_SLOTS)
-        # Not even one slot a layer: they must share.
-        if not by_layer or min(shares.values()) < 1:
-            numbers[number, None] = len(slots)
-            slots.append(members)
-            continue
+        shares: dict[int | None, int] = {None: members}
+        if by_layer[number]:
+            shares = {**_layer_shares(members, layers[number])}
         for layer, share in shares.items():
             numbers[number, layer] = len(slots)
             slots.append(share)
     domains = [
-        numbers[number, None if (number, None) in numbers else record.layer]
+        numbers[number, record.layer if by_layer[number] else None]
         for number, record in zip(pool_of, pooled, strict=True)
     ]
     return tuple(domains), tuple(slots)
 
 
 def _layer_shares(slots: int, records: Counter[int]) -> dict[int, int]:
-    """Slots of each layer, in proportion to its records; what rounding leaves over goes to the first ones."""
+    """Slots of each layer, in proportion to its records, and one at least where there are so many.
+
+    What rounding leaves over goes to the first ones.
+    """
     total = sum(records.values())
     shares = {layer: min(count, slots * count // total) for layer, count in records.items()}
+    if min(shares.values()) < 1 and slots >= len(records):
+        more, others = slots - len(records), max(1, total - len(records))
+        shares = {layer: 1 + min(count - 1, more * (count - 1) // others) for layer, count in records.items()}
     spare = slots - sum(shares.values())
     for layer, count in records.items():
         more = min(count - shares[layer], spare, 1)

@@ -16,7 +16,7 @@ from ktitan.native import ExpertShape, MatrixShape, native_reason
 from ktitan.native.store import NativeRecord, NativeStore, StoreSizes
 from ktitan.native.streams import StreamBank, StreamMatrix, StreamTable
 from ktitan.tiers.options import AUTOMATIC, HALF_LIFE_TOKENS, POLICIES, CacheOptions
-from ktitan.tiers.pools import CacheNeed, Pooled, Shares, cache_need, share_out
+from ktitan.tiers.pools import CacheNeed, Pooled, Shares, cache_need, least_again, share_out
 from ktitan.tiers.record import Record
 
 __all__ = ["CacheNeed", "ExpertShape", "MatrixShape", "StoreLimits", "TierStore"]
@@ -58,6 +58,7 @@ class TierStore:
         self._layers: list[int] = []  # of each record; -1: dense
         self._tables: list[_Table] = []
         self._shares: Shares | None = None
+        self._options = AUTOMATIC
 
     @property
     def need(self) -> CacheNeed:
@@ -154,6 +155,26 @@ class TierStore:
             raise
         for table in self._tables:
             table.stream.place(_placed(table.spans, files))
+        self._shares, self._options = shares, options
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest cache that `resize` takes; before `open`, that it takes."""
+        return self.need.least_bytes if self._shares is None else least_again(*self._sizes(), self._shares)
+
+    def resize(self, cache_bytes: int) -> None:
+        """Share other bytes out, while calls of other threads wait. What is to stay is kept, memory goes back at once.
+
+        Args:
+            cache_bytes: of RAM, for records and buffers together.
+
+        Raises:
+            BudgetError: it is too small, or there is not so much memory; nothing has changed.
+            UnsupportedError: the store is not open.
+        """
+        self._native.check_open()
+        shares = share_out(cache_bytes, *self._sizes(), self._options, self._shares)
+        self._native.resize(_store_sizes(shares))
         self._shares = shares
 
     def stats(self) -> dict[str, Any]:

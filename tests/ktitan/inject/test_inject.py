@@ -160,13 +160,10 @@ class TestAllOrNothing:
             ktitan.optimize_and_load(model, "auto", weights=folder, device="cpu")
         assert torch.equal(logits(model), wanted)
 
-    def test_quant_and_rebudget_say_that_they_are_not_there(self, saved):
+    def test_quant_says_that_it_is_not_there(self, saved):
         folder, _ = saved
         with pytest.raises(ktitan.UnsupportedError, match="q4_k"):
             ktitan.optimize_and_load(on_meta(folder), "auto", weights=folder, quant="q4_k")
-        model = ktitan.optimize_and_load(on_meta(folder), "auto", weights=folder, device="cpu")
-        with pytest.raises(ktitan.UnsupportedError):
-            model.ktitan.rebudget("ram=1GiB")
 
 
 class TestAsAModule:
