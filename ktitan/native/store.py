@@ -233,8 +233,8 @@ class NativeStore:
         )
         made = ctypes.c_void_p()
         status = loaded().kt_store_open(ctypes.byref(spec), ctypes.byref(made))
-        _check_sizes(status if made.value or status != _OK else -1, sizes, row_bytes)
-        self.address, self._process = made.value, os.getpid()
+        _check_sizes(status, sizes, row_bytes)
+        self.address, self._process = made.value or 0, os.getpid()
         self._names, self._files, self._row_bytes = [record.name for record in records], [], row_bytes
 
     def add_file(self, path: str, stamp: Stamp | None) -> int:

@@ -255,10 +255,10 @@ def _domains(
     slots: list[int] = []
     for number, pool in enumerate(pools):
         members = pool.slots - pool.spares
-        shares: dict[int | None, int] = {None: members}
+        shares: list[tuple[int | None, int]] = [(None, members)]
         if by_layer[number]:
-            shares = {**_layer_shares(members, layers[number])}
-        for layer, share in shares.items():
+            shares = [*_layer_shares(members, layers[number]).items()]
+        for layer, share in shares:
             numbers[number, layer] = len(slots)
             slots.append(share)
     domains = [
