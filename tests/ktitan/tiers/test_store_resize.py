@@ -53,7 +53,8 @@ class Rig:
 
     def open(self, cache_bytes=None):
         cache_bytes = self.choose.randint(self.least, self.most) if cache_bytes is None else cache_bytes
-        self.stored.open(self.store, cache_bytes, io=self.choose.choice(["auto", "threads"]), options=parse_cache(self.cache))
+        mode, options = self.choose.choice(["auto", "threads"]), parse_cache(self.cache)
+        self.stored.open(self.store, cache_bytes, io=mode, options=options)
         return self
 
     def use(self):
