@@ -1,7 +1,7 @@
 """Which layer's experts can be foreseen from where: found by the structure of the module tree, and tried out.
 
-The router of a layer with experts is looked at from the input of the MLP before it (csrc/tiers/predict.h). That input is
-normalised, x / rms(x) * w, so the next layer's norm of the same x is that input times the ratio of both weights.
+The router of a layer with experts is looked at from the input of the MLP before it (csrc/tiers/predict.h). That input
+is normalised, x / rms(x) * w, so the next layer's norm of the same x is that input times the ratio of both weights.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ CHUNK_SHARE = 8
 
 # Tokens of a page of keys and values, PAGE_TOKENS of ktitan.context; a pool takes whole ones.
 _PAGE_TOKENS = 64
-# Live activations of a layer at once: residual, normalised input, the widest module's input, output and product, and two
-# that attention makes of its keys and values (measured: `ktitan bench stream --prompt 512`, the peak against the budget).
+# Live activations of a layer at once: residual, normalised input, the widest module's input, output and product, and
+# two that attention makes of keys and values (`ktitan bench stream --prompt 512` measures the peak against the budget).
 _LIVE_ACTIVATIONS = 7
 # What csrc/cpu/expert_pass.h keeps of a (token, expert) pair beside the result: sorted numbers, addresses of rows.
 _PAIR_BYTES = 96
