@@ -31,7 +31,7 @@ bool reserve(kt_io *io, const kt_read *reads, int64_t count) {
     return io->requests.reserve(count) && io->pieces.reserve(pieces);
 }
 
-void take(kt_io *io, const kt_read *read) {
+void take(kt_io *io, const kt_read *read, bool behind) {
     Request *const request = io->requests.take();
     *request = {};
     request->tag = read->tag;
@@ -41,7 +41,7 @@ void take(kt_io *io, const kt_read *read) {
     if (!fault && read->bytes) {
         io->counters.wanted_bytes += read->bytes;
         fault = file_ready(io, read->file);
-        if (!fault && !cut(io, read, request)) fault = ENOMEM;
+        if (!fault && !cut(io, read, request, behind)) fault = ENOMEM;
     }
     if (fault) request_failed(request, fault, read->offset);
     if (!request->pieces) request_done(io, request);
@@ -57,6 +57,15 @@ int64_t hand_out(kt_io *io, kt_done *done, int64_t most) {
         io->pending--;
     }
     return count;
+}
+
+bool submit(kt_io *io, const kt_read *reads, int64_t count, bool behind) {
+    own(io);
+    if (!reserve(io, reads, count)) return false;
+    io->submits++;
+    for (int64_t i = 0; i < count; i++) take(io, &reads[i], behind);
+    backend_pump(io, false);
+    return true;
 }
 
 int32_t negative(int32_t fault) { return fault > 0 ? -fault : fault - 1000; }
@@ -142,13 +151,29 @@ void kt_io_unregister(kt_io *io) {
     if (io->ring.is_open()) io->ring.register_buffers(nullptr, 0);
 }
 
-bool kt_io_submit(kt_io *io, const kt_read *reads, int64_t count) {
-    own(io);
-    if (!reserve(io, reads, count)) return false;
-    io->submits++;
-    for (int64_t i = 0; i < count; i++) take(io, &reads[i]);
+bool kt_io_submit(kt_io *io, const kt_read *reads, int64_t count) { return submit(io, reads, count, false); }
+
+bool kt_io_submit_behind(kt_io *io, const kt_read *reads, int64_t count) { return submit(io, reads, count, true); }
+
+void kt_io_hasten(kt_io *io, uint64_t tag) {
+    for (int32_t i = 0; i < io->drive_count; i++) {
+        Drive &drive = io->drives[i];
+        TransferQueue others = {};
+        while (auto *const piece = static_cast<Piece *>(drive.behind.take())) {
+            (piece->request->tag == tag ? drive.queue : others).append(piece);
+        }
+        drive.behind = others;
+    }
     backend_pump(io, false);
-    return true;
+}
+
+void kt_io_cancel_behind(kt_io *io) {
+    for (int32_t i = 0; i < io->drive_count; i++) {
+        while (auto *const piece = static_cast<Piece *>(io->drives[i].behind.take())) {
+            request_failed(piece->request, ECANCELED, piece->offset);
+            piece_dropped(io, piece);
+        }
+    }
 }
 
 int64_t kt_io_reap(kt_io *io, kt_done *done, int64_t most, bool wait) {

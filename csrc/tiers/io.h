@@ -67,6 +67,12 @@ void kt_io_unregister(kt_io *io);
 
 // Take reads over; never waits. False without memory, with nothing taken.
 bool kt_io_submit(kt_io *io, const kt_read *reads, int64_t count);
+// The same for reads that may be of no use: those of kt_io_submit go first, also those that come later.
+bool kt_io_submit_behind(kt_io *io, const kt_read *reads, int64_t count);
+// Reads with this tag that wait behind the others go with them.
+void kt_io_hasten(kt_io *io, uint64_t tag);
+// Those that still wait there fail with ECANCELED; what the kernel has of them comes back first.
+void kt_io_cancel_behind(kt_io *io);
 // What is done, at most `most`; where `wait`, until there is something, unless nothing is in flight.
 int64_t kt_io_reap(kt_io *io, kt_done *done, int64_t most, bool wait);
 // Reads taken and not yet reaped.

@@ -40,14 +40,15 @@ bool start(kt_io *io, Piece *piece) {
 // Start one read of the drive; false when there is none, or no room for it.
 bool start_one(kt_io *io, Drive *drive) {
     while (drive->in_flight < drive->depth && io->in_flight < RING_ENTRIES) {
-        auto *const piece = static_cast<Piece *>(drive->queue.take());
+        TransferQueue &queue = drive->queue.first ? drive->queue : drive->behind;
+        auto *const piece = static_cast<Piece *>(queue.take());
         if (!piece) return false;
         if (piece->request->error) {  // nobody needs it any more
             piece_dropped(io, piece);
             continue;
         }
         if (!start(io, piece)) {
-            drive->queue.put_back(piece);
+            queue.put_back(piece);
             return false;
         }
         drive_started(drive);

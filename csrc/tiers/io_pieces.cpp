@@ -64,7 +64,7 @@ void request_failed(Request *request, int32_t error, int64_t offset) {
     request->offset = offset;
 }
 
-bool cut(kt_io *io, const kt_read *read, Request *request) {
+bool cut(kt_io *io, const kt_read *read, Request *request, bool behind) {
     File *const file = &io->files[read->file];
     Drive *const drive = &io->drives[file->drive];
     const int64_t start = page_below(read->offset), end = read->offset + read->bytes;
@@ -82,7 +82,7 @@ bool cut(kt_io *io, const kt_read *read, Request *request) {
         piece->file = read->file;
         request->pieces++;
         file->pieces++;
-        drive->queue.append(piece);
+        (behind ? drive->behind : drive->queue).append(piece);
     }
     return true;
 }

@@ -44,6 +44,7 @@ struct Drive {
     uint64_t device;
     int64_t piece_bytes;
     TransferQueue queue;
+    TransferQueue behind;  // kt_io_submit_behind
     Trial trial;
     int32_t depth;
     int32_t in_flight;
@@ -106,7 +107,7 @@ bool file_ends_before(const File *file, int64_t end);
 // io_pieces.cpp
 void request_done(kt_io *io, Request *request);
 void request_failed(Request *request, int32_t error, int64_t offset);
-bool cut(kt_io *io, const kt_read *read, Request *request);
+bool cut(kt_io *io, const kt_read *read, Request *request, bool behind);
 void piece_done(kt_io *io, Piece *piece);
 void piece_dropped(kt_io *io, Piece *piece);
 

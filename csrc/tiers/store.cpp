@@ -12,6 +12,8 @@ constexpr uint64_t ROW_TAG = ~(uint64_t)0;
 constexpr int64_t DONE_AT_ONCE = 64;
 // Steps of more tokens than that read a prompt; assisted decoding checks a few tokens at a time.
 constexpr int64_t MOST_DECODED = 8;
+// To begin with: about what a token chooses.
+constexpr int64_t GUESSES_OF_A_CALL = 8;
 
 int64_t whole_pages(int64_t bytes) { return (bytes + KT_PAGE - 1) / KT_PAGE * KT_PAGE; }
 
@@ -34,7 +36,8 @@ int32_t Store::open(const kt_store_spec &spec) {
         if (record.pool >= spec.pools || record.slot_bytes <= 0 || record.slot_bytes % KT_PAGE != 0) return KT_WRONG_SIZE;
         if (record.pool >= 0 && record.slot_bytes > spec.pool_slot_bytes[record.pool]) return KT_WRONG_SIZE;
     }
-    if (!copy(spec)) return KT_NO_MEMORY;
+    guesses.controller = kt_controller_create(spec.prefetch, GUESSES_OF_A_CALL);
+    if (!copy(spec) || !guesses.controller || !guesses.idle.open(spec.record_count)) return KT_NO_MEMORY;
     if (!check_pools(spec) || !make_residency(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
     if (!take_memory(*spec.sizes)) return KT_NO_MEMORY;
     io = kt_io_create(spec.mode, spec.direct, spec.depth, 0);
@@ -52,6 +55,7 @@ Store::~Store() {
     free(records);
     free(extents);
     free(state);
+    free(origin);
     free(missing);
     free(cycle_number);
     free(cycle_record);
@@ -73,6 +77,7 @@ bool Store::copy(const kt_store_spec &spec) {
     records = take<kt_record>(record_count);
     extents = take<kt_extent>(extent_count);
     state = take<State>(record_count);
+    origin = take<Origin>(record_count);
     missing = take<int32_t>(record_count);
     cycle_number = take<int64_t>(record_count);
     cycle_record = take<int64_t>(record_count);
@@ -81,7 +86,7 @@ bool Store::copy(const kt_store_spec &spec) {
     pool_slots = take<int64_t>(spec.pools);
     read_room = most_extents + 64;
     reads = take<kt_read>(read_room);
-    if (!records || !extents || !state || !missing || !cycle_number || !cycle_record) return false;
+    if (!records || !extents || !state || !origin || !missing || !cycle_number || !cycle_record) return false;
     if (!pool_at || !pool_slot || !pool_slots || !reads) return false;
     memcpy(records, spec.records, (size_t)record_count * sizeof *records);
     memcpy(extents, spec.extents, (size_t)extent_count * sizeof *extents);
@@ -152,6 +157,8 @@ void Store::register_buffers() {
 
 void Store::count(kt_store_counters *to) const {
     *to = counters;
+    to->guess_level = kt_controller_level(guesses.controller);
+    to->guess_gain_ns = kt_controller_gain(guesses.controller);
     to->filled_bytes = arena.filled() < counters.arena_bytes ? arena.filled() : counters.arena_bytes;
     for (int32_t pool = 0; pool < pools && residency != nullptr; pool++) {
         to->resident_bytes += pool_slot[pool] * kt_residency_used(residency, pool);
@@ -169,6 +176,7 @@ void Store::drop() {
     while (kt_io_pending(io) > 0) progress(true);
     for (int64_t r = 0; r < record_count; r++) {
         if (records[r].pool < 0 || !kt_residency_evict(residency, r)) continue;
+        lost_guess(r);
         state[r] = ABSENT;
     }
     if (cycle == nullptr) return;
@@ -185,8 +193,13 @@ uint8_t *Store::slot(int64_t record) const {
 
 void Store::begin(int64_t first_record, int64_t tokens) {
     const bool first = first_record <= last_first || last_first < 0;
+    guesses.idle_ns += guesses.idle.ends(kt_now_ns());
+    end_score();
+    guesses.scores = first_record == guesses.foreseen.first_record;
+    progress(false);
     last_first = first_record;
     if (!first) return;
+    next_step(tokens);
     const bool prompt = tokens > MOST_DECODED;
     if (prompt && !in_prompt) {
         counters.sequences++;
@@ -214,18 +227,17 @@ int32_t Store::want(int64_t record, int64_t tokens) {
         state[placed.victim] = ABSENT;
     }
     if (placed.displaced >= 0) {
-        counters.guesses_wasted++;
+        lost_guess(placed.displaced);
         state[placed.displaced] = ABSENT;
     }
-    if (placed.foreseen) {
-        counters.guesses_used++;
-        counters.guesses_late += answer == KT_LOADING;
-    }
+    score(record);
+    if (placed.foreseen) use_guess(record, answer == KT_LOADING);
     if (answer != KT_MISS) {
         counters.hits++;
         return answer;
     }
     counters.misses++;
+    lost_guess(record);
     collect(record, slot(record));
     return answer;
 }
@@ -246,6 +258,7 @@ void Store::collect(int64_t record, uint8_t *base) {
     const kt_record &what = records[record];
     state[record] = READING;
     missing[record] = what.extents;
+    flying += origin[record] != GUESS;
     for (int32_t e = 0; e < what.extents; e++) {
         const kt_extent &extent = extents[what.first_extent + e];
         const kt_read read = {extent.file, extent.offset, extent.bytes, base + extent.at, (uint64_t)record};
@@ -255,6 +268,10 @@ void Store::collect(int64_t record, uint8_t *base) {
 
 bool Store::start() {
     if (read_count == 0) return true;
+    // Guesses whose time has passed without a use.
+    kt_io_cancel_behind(io);
+    const int64_t bytes = read_bytes();
+    kt_io_pending(io) == 0 ? guesses.idle.reads_start(kt_now_ns(), bytes) : guesses.idle.reads_more(bytes);
     const bool taken = kt_io_submit(io, reads, read_count);
     for (int64_t i = 0; i < read_count && !taken; i++) note({reads[i].tag, ENOMEM, reads[i].file, reads[i].offset});
     read_count = 0;
@@ -263,19 +280,22 @@ bool Store::start() {
 
 void Store::progress(bool wait) {
     kt_done done[DONE_AT_ONCE];
+    const bool was_reading = reading();
     int64_t some = kt_io_reap(io, done, DONE_AT_ONCE, wait);
     while (some > 0) {
         for (int64_t i = 0; i < some; i++) note(done[i]);
         some = some == DONE_AT_ONCE ? kt_io_reap(io, done, DONE_AT_ONCE, false) : 0;
     }
+    if (was_reading && !reading()) guesses.idle.reads_end(kt_now_ns(), wait);
 }
 
 void Store::note(const kt_done &done) {
     const bool is_row = done.tag == ROW_TAG;
     const int64_t record = is_row ? -1 : (int64_t)done.tag;
-    if (done.error != 0) fault = {done.error, done.file, done.offset, record};
+    if (done.error != 0 && (is_row || origin[record] == DEMAND)) fault = {done.error, done.file, done.offset, record};
     if (is_row) {
         rows_missing--;
+        flying--;
         rows_failed = rows_failed || done.error != 0;
         return;
     }
@@ -286,7 +306,9 @@ void Store::note(const kt_done &done) {
 // All reads of a record are done, one way or the other.
 void Store::finish(int64_t record) {
     const bool failed = state[record] == FAILED, pooled = records[record].pool >= 0;
+    flying -= origin[record] != GUESS;
     if (!failed) state[record] = READY;
+    if (origin[record] != DEMAND && guess_came(record, failed)) return;
     if (pooled && failed) {
         kt_residency_failed(residency, record);
     } else if (pooled) {
@@ -353,6 +375,7 @@ uint8_t *Store::read_row(int64_t number, int32_t file, int64_t offset, int64_t b
     uint8_t *target = buffer + offset % KT_PAGE;
     const kt_read read = {file, offset, bytes, target, ROW_TAG};
     rows_missing++;
+    flying++;
     counters.row_reads++;
     if (!push(read)) note({read.tag, ENOMEM, read.file, read.offset});
     return target;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cycle.h"
+#include "guesses.h"
 #include "ktitan_tiers.h"
 #include "memory.h"
 #include "residency.h"
@@ -28,6 +29,18 @@ public:
     bool has(int64_t record) const { return kt_residency_has(residency, record); }
     void release(int64_t record);
     uint8_t *slot(int64_t record) const;
+
+    // ---- guesses (store_guess.cpp) ----
+    // Whether a read is on its way that is no guess.
+    bool reading() const { return flying > 0; }
+    // Whether predictions are wanted now.
+    bool guesses_on() const { return kt_controller_level(guesses.controller) > 0; }
+    // Foresee a layer from `tokens` rows; whatever goes wrong, nothing is foreseen.
+    void foresee(const kt_predictor &predictor, const void *hidden, int32_t dtype, int64_t tokens);
+    // The same with known records, best first.
+    void foretell(const int64_t *records, int64_t count);
+    // Nothing demanded is on its way in the present layer, and its successor is foreseen: read guesses as far as time allows.
+    void at_rest();
 
     // ---- dense records ----
     // Hold the record and say where it is; null when it cannot be read. Reads the next ones ahead.
@@ -58,6 +71,8 @@ public:
 
 private:
     enum State : uint8_t { ABSENT, READING, READY, FAILED };
+    // Why a record was read: a guess is a demand from its first use on, which may be before it is there.
+    enum Origin : uint8_t { DEMAND, GUESS, GUESS_IN_USE };
 
     bool copy(const kt_store_spec &spec);
     bool check_pools(const kt_store_spec &spec);
@@ -79,6 +94,17 @@ private:
     void read_ahead();
     void finish(int64_t record);
     void note(const kt_done &done);
+    int64_t read_bytes() const;
+
+    void use_guess(int64_t record, bool late);
+    bool guess_came(int64_t record, bool failed);
+    void lost_guess(int64_t record);
+
+    void next_step(int64_t tokens);
+    void score(int64_t record);
+    void end_score();
+    void note_candidates(const kt_predictor &predictor, int64_t tokens, int64_t most);
+    bool guess(int64_t record, int64_t *room_ns);
 
     kt_record *records = nullptr;
     kt_extent *extents = nullptr;
@@ -86,12 +112,15 @@ private:
     int32_t pools = 0;
     int64_t chunk = 1;
     State *state = nullptr;
+    Origin *origin = nullptr;
+    int64_t flying = 0;  // records and rows on their way that are no guesses
     int32_t *missing = nullptr;  // reads of the record that are not done
     int64_t *cycle_number = nullptr, *cycle_record = nullptr;  // record <-> number in the cycle
 
     int64_t last_first = -1;  // record of the last call for experts
     bool in_prompt = false;
 
+    Guesses guesses;
     kt_residency *residency = nullptr;
     kt_cycle *cycle = nullptr;
     kt_io *io = nullptr;
