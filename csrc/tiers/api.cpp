@@ -46,3 +46,19 @@ void kt_store_drop(kt_store *store) {
     const Call call;
     store->store.drop();
 }
+
+int32_t kt_store_foresee(kt_store *store, const kt_predictor *predictor, const void *hidden, int32_t dtype, int64_t tokens) {
+    const Call call;
+    if (!store->store.looks_ahead(true, tokens)) return KT_OK;
+    store->store.progress(false);
+    store->store.foresee(*predictor, hidden, dtype, tokens);
+    store->store.at_rest();
+    return KT_OK;
+}
+
+int32_t kt_store_foretell(kt_store *store, const int64_t *records, int64_t count) {
+    const Call call;
+    store->store.progress(false);
+    store->store.foretell(records, count);
+    return KT_OK;
+}

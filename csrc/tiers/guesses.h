@@ -3,6 +3,7 @@
 
 #include "controller.h"
 #include "ktitan_tiers.h"
+#include "predict.h"
 
 // The experts of a layer as one prediction foresaw them.
 struct Foreseen {
@@ -16,19 +17,17 @@ struct Foreseen {
 
     static constexpr uint8_t CHOSEN = 1;  // among as many as a token chooses
     static constexpr uint8_t ABSENT = 2;  // not resident when foreseen
+    static constexpr uint8_t LISTED = 4;  // a candidate
 
     bool reserve(int64_t candidates, int64_t of_experts);
-    uint8_t mark(int64_t record) const {
-        const int64_t expert = record - first_record;
-        return first_record >= 0 && expert >= 0 && expert < experts ? marks[expert] : 0;
-    }
     ~Foreseen();
 };
 
-// Records that are known to be demanded, at most MOST, until they were or two steps have begun.
+// Records that are known to be demanded, at most MOST, until the second step from there on.
 struct Foretold {
     static constexpr int64_t MOST = 64;
-    int64_t records[MOST], count = 0, ages = 0;
+    int64_t records[MOST] = {}, count = 0, age = 0;
+    bool ever = false;
 };
 
 // How fast the drive is, and how long it has nothing to do.
@@ -59,11 +58,13 @@ private:
 
 struct Guesses {
     kt_controller *controller = nullptr;
+    Foresight router;
     Foreseen foreseen;
     Foretold foretold;
     IdleTime idle;
     int64_t *best = nullptr, best_room = 0;  // of kt_predict
     int64_t right = 512;                     // of 1024 guesses, those that the layer used
+    int64_t flying = 0;                      // on their way
     bool scores = false;                     // the layer that is called was foreseen
     // The step so far.
     int64_t idle_ns = 0, overhead_ns = 0, began = 0, stall_before = 0, tokens = 0;

@@ -10,8 +10,6 @@ namespace {
 // Tag of a read for a row; others carry the number of a record.
 constexpr uint64_t ROW_TAG = ~(uint64_t)0;
 constexpr int64_t DONE_AT_ONCE = 64;
-// Steps of more tokens than that read a prompt; assisted decoding checks a few tokens at a time.
-constexpr int64_t MOST_DECODED = 8;
 // To begin with: about what a token chooses.
 constexpr int64_t GUESSES_OF_A_CALL = 8;
 
@@ -36,6 +34,7 @@ int32_t Store::open(const kt_store_spec &spec) {
         if (record.pool >= spec.pools || record.slot_bytes <= 0 || record.slot_bytes % KT_PAGE != 0) return KT_WRONG_SIZE;
         if (record.pool >= 0 && record.slot_bytes > spec.pool_slot_bytes[record.pool]) return KT_WRONG_SIZE;
     }
+    prefetch = spec.prefetch;
     guesses.controller = kt_controller_create(spec.prefetch, GUESSES_OF_A_CALL);
     if (!copy(spec) || !guesses.controller || !guesses.idle.open(spec.record_count)) return KT_NO_MEMORY;
     if (!check_pools(spec) || !make_residency(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
@@ -195,7 +194,7 @@ void Store::begin(int64_t first_record, int64_t tokens) {
     const bool first = first_record <= last_first || last_first < 0;
     guesses.idle_ns += guesses.idle.ends(kt_now_ns());
     end_score();
-    guesses.scores = first_record == guesses.foreseen.first_record;
+    guesses.scores = tokens <= MOST_DECODED && first_record == guesses.foreseen.first_record;
     progress(false);
     last_first = first_record;
     if (!first) return;
@@ -258,7 +257,7 @@ void Store::collect(int64_t record, uint8_t *base) {
     const kt_record &what = records[record];
     state[record] = READING;
     missing[record] = what.extents;
-    flying += origin[record] != GUESS;
+    (origin[record] == GUESS ? guesses.flying : flying)++;
     for (int32_t e = 0; e < what.extents; e++) {
         const kt_extent &extent = extents[what.first_extent + e];
         const kt_read read = {extent.file, extent.offset, extent.bytes, base + extent.at, (uint64_t)record};
@@ -306,7 +305,7 @@ void Store::note(const kt_done &done) {
 // All reads of a record are done, one way or the other.
 void Store::finish(int64_t record) {
     const bool failed = state[record] == FAILED, pooled = records[record].pool >= 0;
-    flying -= origin[record] != GUESS;
+    (origin[record] == GUESS ? guesses.flying : flying)--;
     if (!failed) state[record] = READY;
     if (origin[record] != DEMAND && guess_came(record, failed)) return;
     if (pooled && failed) {

@@ -9,6 +9,9 @@
 #include "memory.h"
 #include "residency.h"
 
+// Steps of more tokens than that read a prompt; assisted decoding checks a few tokens at a time.
+constexpr int64_t MOST_DECODED = 8;
+
 class Store {
 public:
     // KT_OK, KT_NO_MEMORY or KT_WRONG_SIZE.
@@ -33,8 +36,10 @@ public:
     // ---- guesses (store_guess.cpp) ----
     // Whether a read is on its way that is no guess.
     bool reading() const { return flying > 0; }
-    // Whether predictions are wanted now.
-    bool guesses_on() const { return kt_controller_level(guesses.controller) > 0; }
+    // Whether a call may look ahead at all.
+    bool looks_ahead(bool foresees, int64_t tokens) const {
+        return prefetch != KT_PREFETCH_OFF && tokens <= MOST_DECODED && (foresees || guesses.foretold.ever);
+    }
     // Foresee a layer from `tokens` rows; whatever goes wrong, nothing is foreseen.
     void foresee(const kt_predictor &predictor, const void *hidden, int32_t dtype, int64_t tokens);
     // The same with known records, best first.
@@ -105,6 +110,8 @@ private:
     void end_score();
     void note_candidates(const kt_predictor &predictor, int64_t tokens, int64_t most);
     bool guess(int64_t record, int64_t *room_ns);
+    int64_t guess_some(const int64_t *some, int64_t count, int64_t most, int64_t *room_ns);
+    void start_guesses();
 
     kt_record *records = nullptr;
     kt_extent *extents = nullptr;
@@ -121,6 +128,7 @@ private:
     bool in_prompt = false;
 
     Guesses guesses;
+    int32_t prefetch = KT_PREFETCH_OFF;
     kt_residency *residency = nullptr;
     kt_cycle *cycle = nullptr;
     kt_io *io = nullptr;

@@ -1,8 +1,9 @@
 // The store's side of looking ahead: what is foreseen of the next layer is read where that can hurt nobody: into spare slots,
 // when nothing demanded is on its way, and not more than comes before the next demand.
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "predict.h"
 #include "store.h"
 
 namespace {
@@ -29,6 +30,7 @@ void Store::use_guess(int64_t record, bool late) {
     guesses.foreseen.used += guesses.scores;
     origin[record] = late ? GUESS_IN_USE : DEMAND;
     if (!late) return;
+    guesses.flying--;
     flying++;
     kt_io_hasten(io, (uint64_t)record);
 }
@@ -75,30 +77,126 @@ bool Store::guess(int64_t record, int64_t *room_ns) {
     return true;
 }
 
-void Store::at_rest() {
-    const int64_t began = kt_now_ns();
-    guesses.idle.begins(last_first, began);
-    int64_t left = kt_controller_level(guesses.controller);
-    if (left == 0 || reading()) return;
-    int64_t room = guesses.idle.left(began) - guesses.idle.read_ns(guess_flying * records[last_first].slot_bytes);
-    const Foretold &known = guesses.foretold;
-    for (int64_t i = 0; i < known.count && left > 0; i++) {
-        if (has(known.records[i])) continue;
-        if (!guess(known.records[i], &room)) left = 0;
-        left--;
+// Of these, best first, those that are absent; how many were asked for.
+int64_t Store::guess_some(const int64_t *some, int64_t count, int64_t most, int64_t *room_ns) {
+    int64_t made = 0;
+    for (int64_t i = 0; i < count && made < most; i++) {
+        if (has(some[i])) continue;
+        if (!guess(some[i], room_ns)) break;
+        made++;
     }
-    Foreseen &seen = guesses.foreseen;
-    for (int64_t i = 0; i < seen.count && left > 0; i++) {
-        if (has(seen.records[i])) continue;
-        if (!guess(seen.records[i], &room)) left = 0;
-        if (left-- > 0) seen.made++;
-    }
-    start_guesses();
-    guesses.overhead_ns += kt_now_ns() - began;
+    return made;
 }
 
 void Store::start_guesses() {
     const bool taken = read_count == 0 || kt_io_submit_behind(io, reads, read_count);
     for (int64_t i = 0; i < read_count && !taken; i++) note({reads[i].tag, ENOMEM, reads[i].file, reads[i].offset});
     read_count = 0;
+}
+
+void Store::at_rest() {
+    const int64_t began = kt_now_ns(), level = kt_controller_level(guesses.controller);
+    if (last_first < 0) return;
+    guesses.idle.begins(last_first, began);
+    if (level == 0 || reading() || read_count > 0) return;
+    int64_t room = guesses.idle.left(began) - guesses.flying * guesses.idle.read_ns(records[last_first].slot_bytes);
+    const Foretold &known = guesses.foretold;
+    Foreseen &seen = guesses.foreseen;
+    const int64_t exact = guess_some(known.records, known.count, level, &room);
+    seen.made += guess_some(seen.records, seen.count, level - exact, &room);
+    start_guesses();
+    guesses.overhead_ns += kt_now_ns() - began;
+}
+
+// ---- what is foreseen ----
+
+void Store::foresee(const kt_predictor &predictor, const void *hidden, int32_t dtype, int64_t tokens) {
+    end_score();
+    Foreseen &seen = guesses.foreseen;
+    seen.first_record = -1;
+    seen.count = 0;
+    const int64_t most = predictor.chosen * CANDIDATES < predictor.experts ? predictor.chosen * CANDIDATES : predictor.experts;
+    const bool layer = known(predictor.first_record, true) && known(predictor.first_record + predictor.experts - 1, true);
+    if (kt_controller_level(guesses.controller) == 0 || tokens < 1 || tokens > MOST_DECODED || most < 1 || !layer) return;
+    const int64_t began = kt_now_ns();
+    if (tokens * most > guesses.best_room) {
+        auto *const grown = static_cast<int64_t *>(realloc(guesses.best, (size_t)(tokens * most) * sizeof(int64_t)));
+        if (grown == nullptr) return;
+        guesses.best = grown;
+        guesses.best_room = tokens * most;
+    }
+    const int32_t status = guesses.router.predict(predictor, hidden, dtype, tokens, most, guesses.best);
+    if (status == KT_OK && seen.reserve(tokens * most, predictor.experts)) note_candidates(predictor, tokens, most);
+    const int64_t took = kt_now_ns() - began;
+    counters.predict_ns += took;
+    guesses.overhead_ns += took;
+}
+
+// All tokens' first choices, then their second ones, and so on.
+void Store::note_candidates(const kt_predictor &predictor, int64_t tokens, int64_t most) {
+    Foreseen &seen = guesses.foreseen;
+    seen.first_record = predictor.first_record;
+    seen.experts = predictor.experts;
+    memset(seen.marks, 0, (size_t)predictor.experts);
+    for (int64_t e = 0; e < predictor.experts; e++) {
+        if (!has(predictor.first_record + e)) seen.marks[e] |= Foreseen::ABSENT;
+    }
+    for (int64_t n = 0; n < most; n++) {
+        for (int64_t t = 0; t < tokens; t++) {
+            const int64_t expert = guesses.best[t * most + n];
+            if (expert < 0) continue;
+            uint8_t &mark = seen.marks[expert];
+            if (!(mark & Foreseen::LISTED)) seen.records[seen.count++] = predictor.first_record + expert;
+            mark |= n < predictor.chosen ? Foreseen::LISTED | Foreseen::CHOSEN : Foreseen::LISTED;
+        }
+    }
+}
+
+void Store::foretell(const int64_t *some, int64_t count) {
+    Foretold &known_ones = guesses.foretold;
+    known_ones.ever = true;
+    known_ones.count = known_ones.age = 0;
+    for (int64_t i = 0; i < count && known_ones.count < Foretold::MOST; i++) {
+        if (known(some[i], true)) known_ones.records[known_ones.count++] = some[i];
+    }
+    at_rest();
+}
+
+// A demand of a layer that was foreseen.
+void Store::score(int64_t record) {
+    const Foreseen &seen = guesses.foreseen;
+    if (!guesses.scores || record >= seen.first_record + seen.experts) return;
+    const uint8_t mark = seen.marks[record - seen.first_record];
+    const bool right = mark & Foreseen::CHOSEN, absent = mark & Foreseen::ABSENT;
+    counters.predicted++;
+    counters.predicted_right += right;
+    counters.predicted_absent += absent;
+    counters.predicted_absent_right += right && absent;
+}
+
+// All demands of the layer were scored.
+void Store::end_score() {
+    Foreseen &seen = guesses.foreseen;
+    if (guesses.scores && seen.made > 0) {
+        const int64_t used = seen.used < seen.made ? seen.used : seen.made;
+        guesses.right += (1024 * used / seen.made - guesses.right) / FOLLOWS;
+    }
+    if (guesses.scores) seen.first_record = -1;
+    guesses.scores = false;
+    seen.made = seen.used = 0;
+}
+
+// The step before is over.
+void Store::next_step(int64_t tokens) {
+    const int64_t now = kt_now_ns(), before = kt_controller_level(guesses.controller);
+    const kt_guess_step step = {now - guesses.began, counters.stall_ns - guesses.stall_before, guesses.overhead_ns,
+                                guesses.idle_ns, guesses.tokens};
+    const int64_t level = guesses.tokens > 0 ? kt_controller_step(guesses.controller, &step) : before;
+    counters.guess_changes += (level > 0) != (before > 0);
+    counters.guess_steps += level > 0;
+    guesses.idle_ns = guesses.overhead_ns = 0;
+    guesses.began = now;
+    guesses.stall_before = counters.stall_ns;
+    guesses.tokens = tokens;
+    if (++guesses.foretold.age == STEPS_FORETOLD) guesses.foretold.count = 0;
 }

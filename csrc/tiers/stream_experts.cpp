@@ -7,6 +7,15 @@
 
 namespace {
 
+// What the next layer is foreseen from, the rows of the call; nothing where it reads a prompt.
+struct Ahead {
+    const kt_predictor *next;  // or null
+    const void *hidden;
+    int32_t dtype;
+    int64_t tokens;
+    bool looks;
+};
+
 enum Step : uint8_t { WAITING, HELD, DONE };
 
 // One pass of a call, from the demand for its experts to their release.
@@ -16,8 +25,8 @@ enum Step : uint8_t { WAITING, HELD, DONE };
 class Streamed {
 public:
     // `room` for two numbers and a step of each group.
-    Streamed(const kt_stream_bank &of, ExpertPass &its, int64_t *room)
-        : bank(of), store(of.store->store), pass(its), ready(room), queue(room + its.group_count),
+    Streamed(const kt_stream_bank &of, ExpertPass &its, const Ahead &what, int64_t *room)
+        : bank(of), store(of.store->store), pass(its), ahead(what), ready(room), queue(room + its.group_count),
           steps(reinterpret_cast<Step *>(room + 2 * its.group_count)) {}
 
     // Compute every group; false when a record cannot be read. Nothing is held afterwards.
@@ -31,12 +40,15 @@ private:
     int64_t find_ready();
     void compute_ready(int64_t some);
     void release_computed();
+    void look_ahead(bool nothing_ready);
     void place(Group &group) const;
     bool settle();
 
     const kt_stream_bank &bank;
     Store &store;
     ExpertPass &pass;
+    const Ahead &ahead;
+    bool foreseen = false, rested = false;
     int64_t *ready;  // groups to compute next
     int64_t *queue;  // groups that are or were held, in that order
     Step *steps;     // by group
@@ -51,6 +63,7 @@ bool Streamed::run() {
     while (released < pass.group_count) {
         const int64_t some = find_ready();
         if (some < 0) return settle();
+        look_ahead(some == 0);
         if (some > 0) {
             compute_ready(some);
             release_computed();
@@ -117,6 +130,19 @@ void Streamed::release_computed() {
     }
 }
 
+// Once all is asked for: foresee the next layer while there is nothing else to do, or when the drive has nothing to do; then
+// it reads guesses while the rest is computed.
+void Streamed::look_ahead(bool nothing_ready) {
+    if (!ahead.looks || rested || queued < pass.group_count) return;
+    const bool rests = !store.reading();
+    if (!foreseen && ahead.next != nullptr && (rests || nothing_ready)) {
+        store.foresee(*ahead.next, ahead.hidden, ahead.dtype, ahead.tokens);
+        foreseen = true;
+    }
+    if (rests) store.at_rest();
+    rested = rests;
+}
+
 void Streamed::place(Group &group) const {
     const uint8_t *slot = store.slot(bank.first_record + group.expert);
     const int64_t *at = bank.places + 3 * group.expert;
@@ -164,20 +190,21 @@ int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_
     layer.threads = call.threads();
     const int32_t status = layer.check(tokens);
     if (status != KT_OK || tokens == 0) return status;
-    const Store &store = bank->store->store;
+    Store &store = bank->store->store;
     if (!store.known(bank->first_record, true) || !store.known(bank->first_record + bank->experts - 1, true)) {
         return KT_WRONG_SIZE;
     }
 
+    const Ahead ahead = {bank->next, hidden, dtype, tokens, store.looks_ahead(bank->next != nullptr, tokens)};
     ExpertPass pass(layer);
     // A chunk of a prompt is one pass: another one would read the experts again.
     const int64_t step = least(tokens, store.chunk_tokens());
     const int64_t groups = least(layer.experts, step * slots);
     if (!pass.prepare(step, groups * (int64_t)(2 * sizeof(int64_t) + sizeof(Step)))) return KT_NO_MEMORY;
     for (int64_t first = 0; first < tokens; first += step) {
-        bank->store->store.begin(bank->first_record, least(step, tokens - first));
+        store.begin(bank->first_record, least(step, tokens - first));
         pass.begin(first, least(step, tokens - first));
-        if (!Streamed(*bank, pass, static_cast<int64_t *>(pass.extra())).run()) return KT_IO_FAILED;
+        if (!Streamed(*bank, pass, ahead, static_cast<int64_t *>(pass.extra())).run()) return KT_IO_FAILED;
         pass.finish();
     }
     return KT_OK;
