@@ -164,12 +164,12 @@ void kt_controller::finish() {
     spacing = changes ? FIRST_WAIT : least(2 * spacing, MOST_WAIT);
     restart = changes ? FIRST_RESTART : by_regime ? least(2 * restart, MOST_WAIT) : restart;
     wait = lost > 0 ? most(spacing, steps * LOST * lost / (wall + 1)) : spacing;
-    base_wall = -1;
+    if (changes || by_regime) base_wall = -1;
     since = stretch = 0;
     comparing = false;
 }
 
-// The first stretch after a comparison is the regime that later ones are compared with.
+// The first stretch after a change, or after a comparison for this reason, is the regime that later ones are compared with.
 bool kt_controller::other_regime() {
     const int64_t cost = middle(stretch_costs, STRETCH), idle = middle(stretch_idles, STRETCH);
     if (base_wall < 0) {

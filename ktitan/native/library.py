@@ -51,6 +51,8 @@ _SIGNATURES = {
     "kt_store_last_fault": "pp",
     "kt_store_drop": "p",
     "kt_store_resize": "pp",
+    "kt_store_foresee": "pppiq",
+    "kt_store_foretell": "ppq",
     "kt_stream_experts": "ppiqpqpip",
     "kt_stream_linear": "pqqppiqpip",
     "kt_stream_rows": "ppqppqp",

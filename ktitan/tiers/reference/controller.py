@@ -157,7 +157,9 @@ class Controller:
             self._restart = min(2 * self._restart, MOST_WAIT)
         steps = len(comparison.its) * WINDOW
         self._wait = max(self._spacing, steps * LOST * lost // (wall + 1)) if lost > 0 else self._spacing
-        self._comparison, self._base, self._since = None, None, 0
+        if changes or comparison.by_regime:
+            self._base = None
+        self._comparison, self._since = None, 0
         self._stretch.clear()
 
     def _steady_step(self, step: GuessStep) -> None:
