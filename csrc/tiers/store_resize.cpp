@@ -124,7 +124,9 @@ void Store::move_experts(const kt_move *moves, int64_t count) {
         memcpy(pool + moves[i].to * slot, pool + moves[i].from * slot, (size_t)record.slot_bytes);
     }
     for (int64_t r = 0; r < record_count; r++) {
-        if (records[r].pool >= 0 && !kt_residency_has(residency, r)) state[r] = ABSENT;
+        if (records[r].pool < 0 || kt_residency_has(residency, r)) continue;
+        lost_guess(r);
+        state[r] = ABSENT;
     }
 }
 

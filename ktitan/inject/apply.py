@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError, WeightError
+from ktitan.inject.foresee import Foresight, add_foresight
 from ktitan.inject.handle import Handle
 from ktitan.inject.hops import add_hop
 from ktitan.inject.journal import Journal
@@ -105,6 +106,7 @@ class _Application:
         self.phases = Phases()
         self.switches = 0
         self.packed: dict[Hashable, Any] = {}
+        self.foresight: Foresight | None = None
         self.store = make_store(plan)
         if self.store is not None:
             journal.on_roll_back(self.store.close)
@@ -125,6 +127,8 @@ class _Application:
         self._finish()
         if self.store is not None:
             open_store(self.store, self.plan, self.weights)
+            if self.plan.cache_options.prefetch != "off":
+                self.foresight = add_foresight(self.model, self.journal)
         self._check()
         if self.plan.adapter is not None:
             adapt(self.model, self.plan.adapter, self.journal)

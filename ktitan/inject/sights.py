@@ -63,6 +63,7 @@ class Blind:
 
     layer: int
     why: str
+    block: nn.Module
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def find_sights(model: nn.Module) -> tuple[list[Sight], list[Blind]]:
             continue
         found = _look(before, layer, model)
         if isinstance(found, str):
-            blind.append(Blind(layer.number, found))
+            blind.append(Blind(layer.number, found, layer.mlp))
         else:
             sights.append(found)
     return sights, blind

@@ -10,7 +10,6 @@ from ktitan.native import native_reason
 from ktitan.native.controller import NativeController, native_guess_fits
 from ktitan.tiers.reference.controller import Controller, GuessStep, guess_fits
 
-from support.decision_traces import Together
 from support.guess_regimes import IDLE, SATURATED, USELESS, Simulated
 
 TRACES = 1000
