@@ -25,10 +25,6 @@ public:
         up(at, places, before);
         down(places[last], places, before);
     }
-    // After every record may have changed its rank.
-    template <class Before> void rebuild(int64_t *places, Before before) {
-        for (int64_t at = count / 2 - 1; at >= 0; at--) down(at, places, before);
-    }
     void clear() { count = 0; }
 
 private:

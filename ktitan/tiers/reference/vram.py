@@ -151,7 +151,7 @@ class Vram:
     def _hold_in_ram(self, record: int) -> int:
         if not self._ram.has(record):
             return -1
-        answer, slot, _ = self._ram.acquire(record)
+        answer, slot, *_ = self._ram.acquire(record, 0)
         if answer == Answer.HIT:
             return slot
         self._ram.release(record)
@@ -189,7 +189,7 @@ class Vram:
         """Copy a record to a free slot of RAM."""
         if not self._ram.free(pool):
             return False
-        _, slot, _ = self._ram.acquire(record)
+        slot = self._ram.acquire(record, 0).slot
         if not self._device.copy_out(pool, self._slot[record], slot):
             self._ram.failed(record)
             return False
