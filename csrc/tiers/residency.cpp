@@ -65,12 +65,13 @@ void come(kt_residency *residency, int64_t id, bool as_guest) {
     pool.there++;
 }
 
-// Who leaves when a member makes room: nobody where a spare slot is free, else it or a lingering guest, which counts less.
+// Who leaves when a member makes room: nobody where a spare slot is free, else it or the lingering guest that counts least.
+// That one goes only for a member that counts clearly more: layers take turns, and each would push out what the next ones left.
 int64_t leaves_for(const kt_residency *residency, const Pool &pool, int64_t id) {
     if (pool.guests < pool.spares) return KT_NONE;
     if (pool.lingering.empty()) return id;
     const int64_t least = pool.lingering.top();
-    return residency->lingers_less(id, least) ? id : least;
+    return kt_is_worth(residency->records[least].score, residency->records[id].score) ? id : least;
 }
 
 // A member makes room: it lingers as a guest, or leaves.

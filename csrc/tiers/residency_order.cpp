@@ -6,8 +6,6 @@ namespace {
 
 // Of a domain's slots, for members that were acquired again (KT_SLRU).
 constexpr int64_t PROTECTED_OF_5 = 4;
-// A record is admitted when it counts for this part of the one that makes room.
-constexpr double ADMITTED = 0.8;
 // What a token counts grows up to here; then everything is counted anew in smaller numbers.
 constexpr double MOST_WORTH = 0x1p256;
 // Beyond this a score in units of `worth` may overflow.
@@ -105,7 +103,7 @@ int64_t kt_residency::victim_of(const Domain &domain) const {
 bool kt_residency::admits(const Record &record, int64_t tokens, int64_t victim) const {
     if (policy != KT_ADMITTING && policy != KT_PINNED) return true;
     if (policy == KT_PINNED && record.pinned) return true;
-    return score_after(record, tokens) >= ADMITTED * records[victim].score;
+    return kt_is_worth(score_after(record, tokens), records[victim].score);
 }
 
 void kt_residency::note_use(Record &record, int64_t tokens) {

@@ -61,8 +61,8 @@ struct kt_residency {
     // ---- residency_order.cpp ----
     // Does one record make room before another?
     bool before(int64_t a, int64_t b) const;
-    // Which of two lingering guests leaves first: by what they count for, whatever the policy. Layers take turns, so by age
-    // none would stay until its layer comes again.
+    // Which of two lingering guests leaves first: by what they count for, whatever the policy. By age none would stay until
+    // its layer's turn.
     bool lingers_less(int64_t a, int64_t b) const;
     // Put a record that may make room into the heap of its domain, or of its pool's lingering guests; take it out, before
     // anything of its rank changes.
@@ -89,6 +89,9 @@ private:
 };
 
 template <class T> T *kt_zeros(int64_t count) { return static_cast<T *>(calloc((size_t)count + 1, sizeof(T))); }
+
+// Is a record that counts so much worth the slot of one that counts `other`? For 4/5 of it, since both are guesses.
+inline bool kt_is_worth(double score, double other) { return score >= 0.8 * other; }
 
 inline void kt_give_slot(kt_residency::Pool &pool, int64_t slot) {
     pool.free_after[slot] = pool.last_free;

@@ -20,10 +20,9 @@ CANDIDATES = (
     Policy.ADMITTING,
     Policy.PINNED,
 )
-# Policies are compared after so many demands, by hits that fade by 1/8 with each window; a lead of one hit in 64 wins.
+# Policies are compared after so many demands, by hits that fade by 1/32 with each window.
 WINDOW = 1024
-FADING = 8
-MARGIN = 64
+FADING = 32
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class Auto:
         self._past_demands += self._demands - self._past_demands // FADING
         self._demands = 0
         best = max(self._candidates(), key=past.__getitem__)
-        if MARGIN * (past[best] - past[self._policy]) > self._past_demands:
+        if (past[best] - past[self._policy]) ** 2 > self._past_demands:
             self._policy = best
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["Policy", "Use", "Uses"]
+__all__ = ["Policy", "Use", "Uses", "is_worth"]
 
 # Of a domain's slots, for members that were acquired again (SLRU).
 PROTECTED_OF_5 = 4
-# A record is admitted when it counts for this part of the one that makes room.
-ADMITTED = 0.8
 # What a token counts grows up to here; then everything is counted anew in smaller numbers.
 MOST_WORTH = 2.0**256
 # Beyond this a score in units of `worth` may overflow.
@@ -75,7 +73,7 @@ class Uses:
     worth: float = 1.0
     mean: float = 1.0
     _stamp: int = 0
-    _sequence: int = field(default=0)
+    _sequence: int = 0
 
     def step(self, tokens: int) -> None:
         """The model takes a step of so many tokens."""
@@ -124,6 +122,11 @@ class Uses:
 
     def _recent(self, use: Use) -> int:
         return use.recent if use.sequence == self._sequence else 0
+
+
+def is_worth(score: float, other: float) -> bool:
+    """Is a record that counts so much worth the slot of one that counts `other`?"""
+    return score >= 0.8 * other
 
 
 def _power(base: float, exponent: int) -> float:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ktitan.errors import UnsupportedError
-from ktitan.tiers.reference.policies import ADMITTED, PROTECTED_OF_5, Policy, Use, Uses
+from ktitan.tiers.reference.policies import PROTECTED_OF_5, Policy, Use, Uses, is_worth
 
 __all__ = ["Answer", "Placed", "Residency", "ResidencySpec"]
 
@@ -321,7 +321,7 @@ class Residency:
         pinned = self._policy == Policy.PINNED and self._records[record].pinned
         if self._policy.admits_all or pinned:
             return True
-        return self._uses.score_after(record, tokens) >= ADMITTED * self._uses.records[victim].score
+        return is_worth(self._uses.score_after(record, tokens), self._uses.records[victim].score)
 
     def _try_join(self, record: int, tokens: int) -> None:
         """A guest becomes a member where there is room, or the policy makes room for it."""
@@ -390,13 +390,14 @@ class Residency:
         return lingering, guess
 
     def _step_aside(self, victim: int) -> int:
-        """A member lingers where a spare slot is free or has a guest that counts less; who left, or -1."""
+        """A member lingers where a spare slot is free or has a guest that counts clearly less; who left, or -1."""
         what = self._records[victim]
         pool = self._pools[what.pool]
         leaving = -1
         if len(pool.guests) >= pool.spares:
-            leaving = self._lingering(pool)
-            leaving = victim if leaving < 0 else min(victim, leaving, key=self._count_for)
+            least = self._lingering(pool)
+            scores = self._uses.records
+            leaving = victim if least < 0 or is_worth(scores[least].score, scores[victim].score) else least
             self._leave(leaving)
         if leaving != victim:
             self._domains[what.domain].members.remove(victim)
