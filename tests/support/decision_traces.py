@@ -4,10 +4,8 @@ What a trace knows by itself (who holds what, which bytes are where) finds wrong
 """
 
 import random
-from collections import Counter
 
 PAGE = 4096
-HIT, MISS, LOADING, FULL = range(4)
 C_HIT, C_LOADING, C_MISS, C_BUSY = range(4)
 
 
@@ -24,81 +22,6 @@ class Together:
             return answers[0]
 
         return call
-
-
-class ResidencyTrace:
-    """`run(Residency, NativeResidency, ...)`."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-        pools = self.random.randint(1, 3)
-        self.slots = [self.random.randint(1, 8) for _ in range(pools)]
-        records = self.random.randint(1, 40)
-        self.pool = [self.random.randrange(pools) for _ in range(records)]
-        self.holds, self.loading, self.there, self.acquired = Counter(), set(), {}, {}
-
-    def run(self, *kinds, steps=60):
-        self.both = Together(*(kind(self.slots, self.pool) for kind in kinds))
-        for self.now in range(steps):
-            step = self.random.choices([self.acquire, self.come_back, self.release, self.evict], [8, 4, 7, 1])[0]
-            step()
-            self.check()
-
-    def check(self):
-        assert self.both.count() == len(self.there)
-        record = self.random.randrange(len(self.pool))
-        assert self.both.slot(record) == self.there.get(record, -1)
-        assert self.both.has(record) == (record in self.there)
-        pool = self.random.randrange(len(self.slots))
-        assert self.both.free(pool) == self.slots[pool] - sum(self.pool[r] == pool for r in self.there)
-
-    def may_leave(self, pool):
-        return [r for r in self.there if self.pool[r] == pool and not self.holds[r] and r not in self.loading]
-
-    def acquire(self):
-        record = self.random.randrange(len(self.pool))
-        pool, slots = self.pool[record], self.slots[self.pool[record]]
-        oldest = min(self.may_leave(pool), key=self.acquired.__getitem__, default=-1)
-        full = sum(self.pool[r] == pool for r in self.there) == slots
-        answer, slot, victim = self.both.acquire(record)
-        if record in self.there:
-            assert (answer, slot, victim) == (LOADING if record in self.loading else HIT, self.there[record], -1)
-        elif full and oldest < 0:
-            assert (answer, slot, victim) == (FULL, -1, -1)
-            return
-        else:
-            assert answer == MISS and victim == (oldest if full else -1)
-            self.there.pop(victim, None)
-            assert 0 <= slot < slots and slot not in [s for r, s in self.there.items() if self.pool[r] == pool]
-            self.loading.add(record)
-        self.there[record], self.acquired[record] = slot, self.now
-        self.holds[record] += 1
-
-    def come_back(self):
-        if not self.loading:
-            return
-        record = self.random.choice(sorted(self.loading))
-        self.loading.remove(record)
-        if self.random.random() < 0.8:
-            self.both.loaded(record)
-        else:
-            self.both.failed(record)
-            self.holds[record] = 0
-            del self.there[record]
-
-    def release(self):
-        held = sorted(record for record in +self.holds)
-        if held:
-            record = self.random.choice(held)
-            self.holds[record] -= 1
-            self.both.release(record)
-
-    def evict(self):
-        record = self.random.randrange(len(self.pool))
-        able = record in self.may_leave(self.pool[record])
-        assert self.both.evict(record) == able
-        if able:
-            del self.there[record]
 
 
 class CycleTrace:

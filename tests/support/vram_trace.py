@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+from ktitan.tiers.reference import ResidencySpec
 from ktitan.tiers.reference.vram import VramSpec
 
 PAYLOAD = 8
@@ -43,7 +44,7 @@ class Machine:
 
     def __init__(self, residency, vram, ram_slots, spec):
         self.device = EmulatedDevice(ram_slots, spec.pool_slots)
-        self.ram = residency(ram_slots, spec.record_pool)
+        self.ram = residency(ResidencySpec(ram_slots, spec.record_pool))
         self.tier = vram(self.ram, spec, self.device)
 
     def counters(self):
@@ -97,7 +98,7 @@ class VramTrace:
         room = self.same(lambda m: m.ram.free(self.pool[record]))
         if not there and not self.on_drive[record] and (record in self.known or not room):
             return
-        answer, slot, _ = self.same(lambda m: m.ram.acquire(record))
+        answer, slot, *_ = self.same(lambda m: m.ram.acquire(record))
         if answer == FULL:
             return
         self.holds[record] += 1

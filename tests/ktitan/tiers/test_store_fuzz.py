@@ -5,10 +5,11 @@ import time
 import pytest
 
 from ktitan.native import native_reason
-from ktitan.native.decisions import NativeCycle, NativeResidency, NativeVram
-from ktitan.tiers.reference import Cycle, Residency, Vram
+from ktitan.native.decisions import NativeAuto, NativeCycle, NativeResidency, NativeVram
+from ktitan.tiers.reference import Auto, Cycle, Residency, Vram
 
-from support.decision_traces import CycleTrace, ResidencyTrace
+from support.decision_traces import CycleTrace
+from support.residency_traces import AutoTrace, ResidencyTrace
 from support.vram_trace import VramTrace
 
 TRACES = 1000
@@ -33,6 +34,11 @@ def test_residency_in_both():
 
 
 @needs_library
+def test_auto_in_both():
+    run_many(AutoTrace, Auto, NativeAuto, traces=100)
+
+
+@needs_library
 def test_cycle_in_both():
     run_many(CycleTrace, Cycle, NativeCycle)
 
@@ -43,19 +49,41 @@ def test_vram_in_both_and_each_records_bytes_are_right_wherever_they_are():
 
 
 class YoungestLeaves(Residency):
-    def _victim(self, pool):
-        return next(record for record in reversed(pool.there) if record not in pool.busy)
+    def _order(self, record):
+        return [-number for number in super()._order(record)[1]]
 
 
 class HeldLeaves(Residency):
-    def _victim(self, pool):
-        return next(iter(pool.there))
+    def _victim(self, domain):
+        return min(domain.members, key=self._order, default=-1)
 
 
-@pytest.mark.parametrize("mutant", [YoungestLeaves, HeldLeaves])
+class PinsEverything(Residency):
+    def pin(self, record, pinned):
+        self._records[record].pinned = pinned
+        return True
+
+
+class GuessesDisplaceMembers(Residency):
+    def _room_for_guest(self, number):
+        found = super()._room_for_guest(number)
+        for domain in self._domains:
+            if found is None and domain.pool == number and (victim := self._victim(domain)) >= 0:
+                self._leave(victim)
+                return victim, -1
+        return found
+
+
+@pytest.mark.parametrize("mutant", [YoungestLeaves, HeldLeaves, PinsEverything])
 def test_wrong_residency_is_found_by_the_trace_alone(mutant):
     with pytest.raises(AssertionError):
-        run_many(ResidencyTrace, mutant, traces=100)
+        run_many(ResidencyTrace, mutant, traces=200)
+
+
+@needs_library
+def test_a_guess_in_a_members_place_is_found_by_comparing():
+    with pytest.raises((AssertionError, KeyError)):
+        run_many(ResidencyTrace, GuessesDisplaceMembers, NativeResidency, traces=200)
 
 
 class OverReadsInFlight(Cycle):
