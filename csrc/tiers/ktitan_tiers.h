@@ -19,6 +19,7 @@ struct kt_record {
     int32_t extents;
     int32_t pool;
     int32_t domain;  // the records that compete for slots (residency.h); of one pool
+    int32_t layer;   // with experts, that it belongs to, from 0 up; -1: dense
 };
 
 // How the memory is shared out; kt_store_resize changes it.

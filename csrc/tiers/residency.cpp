@@ -171,6 +171,11 @@ int32_t kt_residency_guess(kt_residency *residency, int64_t id, kt_placed *place
 
 bool kt_residency_has(const kt_residency *residency, int64_t id) { return residency->records[id].slot != KT_NONE; }
 
+bool kt_residency_has_room(const kt_residency *residency, int64_t id) {
+    const Domain &domain = residency->domains[residency->records[id].domain];
+    return domain.members < domain.slots;
+}
+
 void kt_residency_loaded(kt_residency *residency, int64_t id) {
     Record &record = residency->records[id];
     if (!record.loading) return;

@@ -37,6 +37,7 @@ int32_t Store::open(const kt_store_spec &spec) {
     prefetch = spec.prefetch;
     guesses.controller = kt_controller_create(spec.prefetch, GUESSES_OF_A_CALL);
     if (!copy(spec) || !guesses.controller || !guesses.idle.open(spec.record_count)) return KT_NO_MEMORY;
+    if (!chooser.open(spec, records)) return KT_NO_MEMORY;
     if (!check_pools(spec) || !make_residency(spec) || !make_cycle(spec)) return KT_WRONG_SIZE;
     if (!take_memory(*spec.sizes)) return KT_NO_MEMORY;
     io = kt_io_create(spec.mode, spec.direct, spec.depth, 0);
@@ -197,17 +198,31 @@ void Store::begin(int64_t first_record, int64_t tokens) {
     guesses.scores = tokens <= MOST_DECODED && first_record == guesses.foreseen.first_record;
     progress(false);
     last_first = first_record;
+    choose_policy();
     if (!first) return;
     next_step(tokens);
     const bool prompt = tokens > MOST_DECODED;
     if (prompt && !in_prompt) {
         counters.sequences++;
         kt_residency_sequence(residency);
+        chooser.sequence();
     }
     in_prompt = prompt;
     counters.steps++;
     counters.tokens += tokens;
     kt_residency_step(residency, tokens);
+    chooser.step(tokens);
+}
+
+// Between two calls: the policy that does best by the demands so far. The first one that is chosen is no change.
+void Store::choose_policy() {
+    const bool began = chooser.policy() >= 0;
+    chooser.end_call(residency);
+    const int32_t policy = chooser.policy();
+    if (policy < 0 || policy == counters.policy) return;
+    kt_residency_set_policy(residency, policy);
+    counters.policy = policy;
+    counters.policy_changes += began;
 }
 
 void Store::release(int64_t record) {
@@ -219,6 +234,7 @@ int32_t Store::want(int64_t record, int64_t tokens) {
     kt_placed placed;
     const int32_t answer = kt_residency_acquire(residency, record, tokens, &placed);
     if (answer == KT_FULL) return answer;
+    chooser.note(record, tokens);
     counters.demands++;
     counters.passed += placed.guest;
     if (placed.victim >= 0) {

@@ -3,6 +3,7 @@
 // Only inside a Call: one thread at a time.
 #pragma once
 
+#include "chooser.h"
 #include "cycle.h"
 #include "guesses.h"
 #include "ktitan_tiers.h"
@@ -112,6 +113,7 @@ private:
     bool guess(int64_t record, int64_t *room_ns);
     int64_t guess_some(const int64_t *some, int64_t count, int64_t most, int64_t *room_ns);
     void start_guesses();
+    void choose_policy();
 
     kt_record *records = nullptr;
     kt_extent *extents = nullptr;
@@ -129,6 +131,7 @@ private:
 
     Guesses guesses;
     int32_t prefetch = KT_PREFETCH_OFF;
+    Chooser chooser;
     kt_residency *residency = nullptr;
     kt_cycle *cycle = nullptr;
     kt_io *io = nullptr;

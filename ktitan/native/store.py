@@ -120,19 +120,25 @@ class _SizesStruct(ctypes.Structure):
 # kt_extent and kt_record; numpy lays them out as C does.
 EXTENT = np.dtype([("offset", "i8"), ("bytes", "i8"), ("at", "i8"), ("file", "i4")], align=True)
 _RECORD = np.dtype(
-    [("first_extent", "i8"), ("slot_bytes", "i8"), ("extents", "i4"), ("pool", "i4"), ("domain", "i4")], align=True
+    [(name, "i8") for name in ("first_extent", "slot_bytes")]
+    + [(name, "i4") for name in ("extents", "pool", "domain", "layer")],
+    align=True,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class NativeRecord:
-    """A record for the native store; `extents` are (file number, offset, bytes, at), pool -1 is the dense cycle."""
+    """A record for the native store; `extents` are (file number, offset, bytes, at), pool -1 is the dense cycle.
+
+    `layer` counts the layers with experts.
+    """
 
     name: str
     extents: tuple[tuple[int, int, int, int], ...]
     slot_bytes: int
     pool: int
     domain: int = -1
+    layer: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,7 @@ class NativeStore:
         """
         extents = np.array([(o, n, at, file) for r in records for file, o, n, at in r.extents], EXTENT)
         firsts = np.cumsum([0, *(len(record.extents) for record in records)])
-        rows = [(firsts[i], r.slot_bytes, len(r.extents), r.pool, r.domain) for i, r in enumerate(records)]
+        rows = [(firsts[i], r.slot_bytes, len(r.extents), r.pool, r.domain, r.layer) for i, r in enumerate(records)]
         table = np.array(rows, _RECORD)
         slot_bytes = np.array([pool[0] for pool in sizes.pools], np.int64)
         shared = _Sizes(sizes)

@@ -131,6 +131,7 @@ class TierStore:
                 record.slot_bytes,
                 next(pools) if layer >= 0 else -1,
                 next(domains) if layer >= 0 else -1,
+                layer,
             )
             for record, layer in zip(self._records, self._layers, strict=True)
         ]
