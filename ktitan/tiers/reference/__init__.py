@@ -6,7 +6,7 @@ from ktitan.tiers.reference.auto import Auto, AutoSpec
 from ktitan.tiers.reference.cycle import Cycle, CycleAnswer
 from ktitan.tiers.reference.policies import Policy
 from ktitan.tiers.reference.residency import Answer, Placed, Residency, ResidencySpec
-from ktitan.tiers.reference.store import Counters, ReferenceStore
+from ktitan.tiers.reference.store import Counters, ReferenceStore, StoreSpec
 from ktitan.tiers.reference.vram import Vram, VramAnswer, VramCounters
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "ReferenceStore",
     "Residency",
     "ResidencySpec",
+    "StoreSpec",
     "Vram",
     "VramAnswer",
     "VramCounters",

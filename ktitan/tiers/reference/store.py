@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from ktitan.tiers.reference.cycle import Cycle, CycleAnswer
-from ktitan.tiers.reference.residency import Answer, Residency
+from ktitan.tiers.reference.chooser import Chooser, LayerRecord
+from ktitan.tiers.reference.policies import Policy
+from ktitan.tiers.reference.residency import Answer, Placed, Residency, ResidencySpec
 
-__all__ = ["Counters", "ReferenceStore", "Wave"]
+__all__ = ["AUTO", "Counters", "ReferenceStore", "StoreSpec", "Wave"]
+
+# KT_POLICY_AUTO: the policy that measures best.
+AUTO = -1
+# Steps of more tokens than that read a prompt.
+MOST_DECODED = 8
 
 
 @dataclass
@@ -21,6 +29,16 @@ class Counters:
     misses: int = 0
     evictions: int = 0
     waves: int = 0
+    steps: int = 0
+    tokens: int = 0
+    sequences: int = 0
+    passed: int = 0
+    policy: int = 0
+    policy_changes: int = 0
+    guesses: int = 0
+    guesses_used: int = 0
+    guesses_late: int = 0
+    guesses_wasted: int = 0
     read_bytes: int = 0
 
 
@@ -41,39 +59,117 @@ class Wave:
     slots: dict[int, int]
 
 
-class ReferenceStore:
-    """Records that come and go; reads take no time.
+@dataclass(frozen=True)
+class StoreSpec:
+    """What a store is made of.
 
-    Args:
+    Attributes:
         record_pool: the pool of each record; -1: a dense one, part of the cycle in the order of the records.
         slot_bytes: bytes of each record's slot.
         pool_slots: slots of each pool.
         cycle_bytes: memory of the cycle.
+        pool_spares: of the slots, those for guests; none given: none.
+        record_domain: the domain of each record; none given: the records of a pool are a domain.
+        domain_slots: most members of each domain, with `record_domain`.
+        record_layer: the layer of each record, counting those with experts; none given: that of the pool's number.
+        policy: who makes room, or `AUTO`.
+        growth: what a token counts more than the one before it.
     """
 
-    def __init__(
-        self, record_pool: Sequence[int], slot_bytes: Sequence[int], pool_slots: Sequence[int], cycle_bytes: int = 0
-    ) -> None:
-        dense = [record for record, pool in enumerate(record_pool) if pool < 0]
-        pooled = [record for record, pool in enumerate(record_pool) if pool >= 0]
-        # Dense records and pooled ones are numbered on their own below.
-        self._number = {record: n for records in (dense, pooled) for n, record in enumerate(records)}
-        self._pooled, self._dense = pooled, dense
-        self._slot_bytes = tuple(slot_bytes)
-        self.residency = Residency(pool_slots, [record_pool[record] for record in pooled])
-        self.cycle = Cycle([slot_bytes[record] for record in dense], cycle_bytes)
-        self.counters = Counters()
+    record_pool: Sequence[int]
+    slot_bytes: Sequence[int]
+    pool_slots: Sequence[int]
+    cycle_bytes: int = 0
+    pool_spares: Sequence[int] = ()
+    record_domain: Sequence[int] = ()
+    domain_slots: Sequence[int] = ()
+    record_layer: Sequence[int] = ()
+    policy: int = Policy.LRU
+    growth: float = 1.0
 
-    def demand(self, records: Iterable[int], failing: Collection[int] = ()) -> list[Wave]:
+
+class ReferenceStore:
+    """Records that come and go; reads take no time."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        kinds = [pool >= 0 for pool in spec.record_pool]
+        self._dense = [record for record, pooled in enumerate(kinds) if not pooled]
+        self._pooled = [record for record, pooled in enumerate(kinds) if pooled]
+        # Dense records and pooled ones are numbered on their own below.
+        self._number = {record: n for records in (self._dense, self._pooled) for n, record in enumerate(records)}
+        self._slot_bytes = tuple(spec.slot_bytes)
+        pools = list(compress(spec.record_pool, kinds))
+        domains = list(compress(spec.record_domain, kinds)) or pools
+        spares = spec.pool_spares or [0] * len(spec.pool_slots)
+        shares = spec.domain_slots or [slots - spare for slots, spare in zip(spec.pool_slots, spares, strict=True)]
+        policy = max(spec.policy, Policy.LRU)
+        self.residency = Residency(ResidencySpec(spec.pool_slots, pools, spares, domains, shares, policy, spec.growth))
+        self.cycle = Cycle([spec.slot_bytes[record] for record in self._dense], spec.cycle_bytes)
+        self.counters = Counters(policy=policy)
+        layers = list(compress(spec.record_layer, kinds)) or pools
+        self._chooser = Chooser([LayerRecord(*one) for one in zip(layers, domains, strict=True)], spec.growth)
+        self._chooses = spec.policy == AUTO
+        if self._chooses:
+            self._chooser.share_out(spec.pool_slots, spares, shares)
+        self._last_first, self._in_prompt = -1, False
+
+    def begin(self, first_record: int, tokens: int) -> None:
+        """A call for a layer's experts begins; the first layer, which is the one with no higher number, begins a step.
+
+        Args:
+            first_record: of the layer.
+            tokens: of the step. More than a few after a step of few begin a sequence.
+        """
+        first = self._last_first < 0 or first_record <= self._last_first
+        self._last_first = first_record
+        if self._chooses:
+            self._choose_policy()
+        if not first:
+            return
+        prompt = tokens > MOST_DECODED
+        if prompt and not self._in_prompt:
+            self.counters.sequences += 1
+            self.residency.sequence()
+            self._chooser.sequence()
+        self._in_prompt = prompt
+        self.counters.steps += 1
+        self.counters.tokens += tokens
+        self.residency.step(tokens)
+        self._chooser.step(tokens)
+
+    def guess(self, record: int) -> bool:
+        """A record is foreseen: it is read into a spare slot, where one can be had. False when it is not."""
+        placed = self.residency.guess(self._number[record])
+        if placed.answer != Answer.MISS:
+            return False
+        self.counters.guesses += 1
+        self._lose(placed)
+        return True
+
+    def guess_came(self, record: int, failed: bool = False) -> None:
+        """The read of a guess comes back."""
+        number = self._number[record]
+        if self.residency.is_loading(number):
+            (self.residency.failed if failed else self.residency.loaded)(number)
+            self.counters.guesses_wasted += failed
+
+    def demand(
+        self, records: Iterable[int], failing: Collection[int] = (), tokens: Sequence[int] | None = None
+    ) -> list[Wave]:
         """Use pooled records; one that is named many times is demanded once.
 
         First every record that is there is held, then the others in order until a pool is full: the first wave. Records
         are released in the order in which they were held, and each one that makes room starts a wave.
-        A read of `failing` ends the call when it would be consumed.
+        A read of `failing` ends the call when it would be consumed. `tokens` chose each of the records; None: as often as
+        it is named.
         """
+        records = list(records)
         waiting = list(dict.fromkeys(records))
+        chose = Counter(dict.fromkeys(waiting, 0))
+        for record, some in zip(records, tokens or [1] * len(records), strict=True):
+            chose[record] += some
         hits = [record for record in waiting if self.residency.has(self._number[record])]
-        waves = [self._hold(hits, [record for record in waiting if record not in hits])]
+        waves = [self._hold(hits, [record for record in waiting if record not in hits], chose)]
         held = deque(waves[0].slots)
         while held:
             if self._read(held[0], failing):
@@ -82,7 +178,7 @@ class ReferenceStore:
             self.residency.release(self._number[held.popleft()])
             started = {record for wave in waves for record in wave.slots}
             left = [record for record in waiting if record not in started]
-            wave = self._hold([], left)
+            wave = self._hold([], left, chose)
             if wave.slots:
                 self.counters.waves += 1
                 waves.append(wave)
@@ -106,25 +202,42 @@ class ReferenceStore:
             self._read_dense(ahead[0])
         return hit
 
-    def _hold(self, hits: Sequence[int], waiting: Sequence[int]) -> Wave:
+    def _hold(self, hits: Sequence[int], waiting: Sequence[int], chose: Mapping[int, int]) -> Wave:
         """Hold what is there, then of `waiting` what finds a slot, up to the first that does not."""
         slots: dict[int, int] = {}
         victims: list[int] = []
-        misses: list[int] = []
-        for record in hits:
-            slots[record] = self.residency.acquire(self._number[record])[1]
-            self._count(True)
-        for record in waiting:
-            answer, slot, victim = self.residency.acquire(self._number[record])
-            if answer == Answer.FULL:
+        for record in (*hits, *waiting):
+            placed = self.residency.acquire(self._number[record], chose[record])
+            if placed.answer == Answer.FULL:
                 break
-            slots[record] = slot
-            misses.append(record)
-            self._count(False)
-            if victim >= 0:
-                self.counters.evictions += 1
-                victims.append(self._pooled[victim])
-        return Wave(tuple(hits), tuple(misses), tuple(victims), slots)
+            slots[record] = placed.slot
+            victims += self._note(record, chose[record], placed)
+        misses = tuple(record for record in slots if record not in hits)
+        return Wave(tuple(hits), misses, tuple(victims), slots)
+
+    def _note(self, record: int, tokens: int, placed: Placed) -> list[int]:
+        """Count a demand; who lost the slot."""
+        self._chooser.note(self._number[record], tokens)
+        self._count(placed.answer != Answer.MISS)
+        self.counters.passed += placed.guest
+        self.counters.guesses_used += placed.foreseen
+        self.counters.guesses_late += placed.foreseen and placed.answer == Answer.LOADING
+        return self._lose(placed)
+
+    def _lose(self, placed: Placed) -> list[int]:
+        self.counters.evictions += placed.victim >= 0
+        self.counters.guesses_wasted += placed.displaced >= 0
+        return [self._pooled[one] for one in (placed.victim, placed.displaced) if one >= 0]
+
+    def _choose_policy(self) -> None:
+        """Between two calls: the policy that does best by the demands so far."""
+        began = self._chooser.policy() >= 0
+        self._chooser.end_call(self.residency)
+        policy = self._chooser.policy()
+        if policy >= 0 and policy != self.counters.policy:
+            self.residency.set_policy(policy)
+            self.counters.policy = policy
+            self.counters.policy_changes += began
 
     def _read(self, record: int, failing: Collection[int]) -> bool:
         """The read of a held record comes back, unless it was there. Has it failed?"""

@@ -3,14 +3,14 @@
 import random
 import time
 
-from ktitan.tiers.reference import ReferenceStore
+from ktitan.tiers.reference import Policy, ReferenceStore, StoreSpec
 from ktitan.tiers.reference.store import Wave
 
 PAGE = 4096
 
 
 def pooled(slots, records):
-    return ReferenceStore([0] * records, [PAGE] * records, [slots])
+    return ReferenceStore(StoreSpec([0] * records, [PAGE] * records, [slots]))
 
 
 def test_what_is_there_is_held_before_anything_makes_room():
@@ -41,6 +41,44 @@ def test_a_failed_read_ends_the_call_and_the_next_one_works():
     assert store.demand([1, 2]) == [Wave((2,), (1,), (), {2: 0, 1: 1})]
 
 
+def test_steps_and_sequences_follow_from_the_calls():
+    store = pooled(4, 12)
+    for first, tokens in [(0, 20), (4, 20), (8, 20), (0, 20), (0, 1), (4, 1), (4, 1), (0, 9), (4, 9)]:
+        store.begin(first, tokens)
+    counted = store.counters
+    assert (counted.steps, counted.tokens, counted.sequences) == (5, 20 + 20 + 1 + 1 + 9, 2)
+
+
+def test_tokens_are_counted_for_each_record():
+    store = pooled(4, 4)
+    store.demand([0, 1, 0])
+    store.demand([1, 3], tokens=[5, 2])
+    assert store.residency.tokens() == [2, 6, 0, 2]
+
+
+def test_what_is_not_admitted_passes_and_lingers():
+    spec = StoreSpec([0] * 6, [PAGE] * 6, [3], pool_spares=[1], policy=Policy.ADMITTING)
+    store = ReferenceStore(spec)
+    for _ in range(3):
+        store.demand([0, 1])
+    store.demand([2])
+    assert store.counters.passed == 1 and store.residency.has(2)
+    assert store.demand([3])[0].victims == (2,)
+    assert store.demand([0, 1, 3])[0].hits == (0, 1, 3)
+
+
+def test_a_guess_is_counted_when_it_is_used_or_lost():
+    store = ReferenceStore(StoreSpec([0] * 8, [PAGE] * 8, [4], pool_spares=[1]))
+    store.demand([0, 1, 2])
+    assert store.guess(3) and not store.guess(3) and not store.guess(4)
+    store.guess_came(3)
+    assert store.guess(4)  # nobody used 3
+    store.demand([4])
+    counted = store.counters
+    assert (counted.guesses, counted.guesses_used, counted.guesses_late, counted.guesses_wasted) == (2, 1, 1, 1)
+    assert counted.hits == 1 and not store.residency.has(3)
+
+
 def test_counters_add_up_over_any_calls():
     seed = time.time_ns()
     rng = random.Random(seed)
@@ -49,7 +87,7 @@ def test_counters_add_up_over_any_calls():
         slots = rng.randint(1, 12)
         kinds = [0] * records + [-1] * dense
         rng.shuffle(kinds)
-        store = ReferenceStore(kinds, [PAGE] * len(kinds), [slots], rng.randint(2, dense + 2) * PAGE)
+        store = ReferenceStore(StoreSpec(kinds, [PAGE] * len(kinds), [slots], rng.randint(2, dense + 2) * PAGE))
         experts = [record for record, pool in enumerate(kinds) if pool == 0]
         fixed = [record for record, pool in enumerate(kinds) if pool < 0]
         missed = 0
@@ -66,7 +104,7 @@ def test_counters_add_up_over_any_calls():
 
 
 def test_a_cycle_that_does_not_fit_reads_only_what_does_not_stay():
-    store = ReferenceStore([-1] * 10, [PAGE] * 10, [], 6 * PAGE)
+    store = ReferenceStore(StoreSpec([-1] * 10, [PAGE] * 10, [], 6 * PAGE))
     for record in range(10):
         store.use(record)
     before = store.counters.read_bytes

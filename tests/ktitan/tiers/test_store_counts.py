@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from ktitan.native import ExpertBank, experts, native_reason, stream_experts, stream_linear
-from ktitan.tiers.reference import ReferenceStore
+from ktitan.tiers.options import CHOICES, CacheOptions
 from ktitan.tiers.store import TierStore
 
 from support.packed_matrices import packed_matrix
+from support.reference_stores import reference_of
 from support.stored_weights import StoredWeights
 
 np = pytest.importorskip("numpy")
@@ -38,49 +39,76 @@ def stored(tmp_path, choose):
     return StoredWeights(tmp_path / "weights.bin", np.random.default_rng(choose.getrandbits(32)))
 
 
-def opened(stored, store, choose):
-    """Layers of equal experts, and how many of them the store has room for."""
+def opened(stored, store, choose, options=CacheOptions("lru", prefetch="off"), least=0.0):
+    """Layers of equal experts, and how many of them the store has room for: at least this share."""
     matrices = [packed_matrix("q8_0", EXPERTS * HIDDEN, HIDDEN, stored.rng)[0] for _ in range(3)]
     bank = ExpertBank(EXPERTS, *matrices, activation="silu")
     layers = [store.add_experts(f"layer{n}", *stored.experts(bank)) for n in range(LAYERS)]
     need = store.need
-    stored.open(store, choose.randint(need.least_bytes, need.all_bytes), io="threads")
-    pools = store._shares.pools
-    classes = {size: n for n, (size, _) in enumerate(pools)}
-    fitting = [min(size for size in classes if size >= record.slot_bytes) for record in store._records]
-    return layers, ReferenceStore([classes[size] for size in fitting], fitting, [slots for _, slots in pools])
+    least = max(need.least_bytes, int(least * need.all_bytes))
+    stored.open(store, choose.randint(least, need.all_bytes), io="threads", options=options)
+    return layers, reference_of(store, options)
 
 
-def call(layer, experts, tokens=1):
+def call(layers, reference, layer, experts, tokens=1):
+    """The same experts of a layer for all tokens, in both."""
     index = torch.tensor([experts] * tokens)
-    weights = torch.ones(index.shape)
-    stream_experts(torch.ones(tokens, HIDDEN), index, weights, layer, "int8")
+    stream_experts(torch.ones(tokens, HIDDEN), index, torch.ones(index.shape), layers[layer], "int8")
+    records = [layer * EXPERTS + expert for expert in sorted(experts)]
+    reference.begin(layer * EXPERTS, tokens)
+    reference.demand(records, tokens=[tokens] * len(records))
+
+
+COUNTED = (
+    *("demands", "hits", "misses", "evictions", "waves", "steps", "tokens", "sequences"),
+    *("passed", "policy", "policy_changes"),
+)
 
 
 def counted(stats, *names):
-    return {name: stats[name] for name in names or ("demands", "hits", "misses", "evictions", "waves")}
+    return {name: stats[name] for name in names or COUNTED}
 
 
 def test_counters_of_calls_whose_experts_have_a_place_at_once(stored, store, choose):
     layers, reference = opened(stored, store, choose)
     most = min(reference.residency.free(pool) for pool in range(len(store._shares.pools)))
     for _ in range(100):
-        layer = choose.randrange(LAYERS)
         experts = choose.sample(range(EXPERTS), choose.randint(1, min(most, EXPERTS)))
-        call(layers[layer], experts, choose.randint(1, 3))
-        reference.demand(layer * EXPERTS + expert for expert in sorted(experts))
-        stats = store.stats()
-        assert counted(stats) == counted(vars(reference.counters))
-
-
-def test_counters_of_calls_that_want_more_than_there_is_room_for(stored, store, choose):
-    layers, reference = opened(stored, store, choose)
-    for _ in range(60):
-        layer = choose.randrange(LAYERS)
-        experts = choose.sample(range(EXPERTS), choose.randint(1, EXPERTS))
-        call(layers[layer], experts, choose.randint(1, 3))
-        reference.demand(layer * EXPERTS + expert for expert in sorted(experts))
+        call(layers, reference, choose.randrange(LAYERS), experts, choose.randint(1, 3))
         assert counted(store.stats()) == counted(vars(reference.counters))
+
+
+@pytest.mark.parametrize("policy", CHOICES["policy"])
+@pytest.mark.parametrize("scope", CHOICES["scope"])
+def test_counters_of_calls_that_want_more_than_there_is_room_for(stored, store, choose, policy, scope):
+    layers, reference = opened(stored, store, choose, CacheOptions(policy, scope, "off"))
+    favourites = [choose.sample(range(EXPERTS), 3) for _ in range(LAYERS)]
+    for _ in range(60):
+        layer, tokens = choose.randrange(LAYERS), choose.choice([1, 1, 3, 12])
+        some = choose.sample(range(EXPERTS), choose.randint(1, EXPERTS))
+        call(layers, reference, layer, choose.choice([favourites[layer], some]), tokens)
+        assert counted(store.stats()) == counted(vars(reference.counters))
+
+
+def test_the_policy_follows_what_is_measured(stored, store, choose):
+    """Favourites beside a stream of others: frequency keeps them, and both stores find out at the same call."""
+    layers, reference = opened(stored, store, choose, CacheOptions(prefetch="off"), least=0.4)
+    policies = set()
+    for turn in range(900):
+        for layer in range(LAYERS):
+            strangers = choose.sample(range(3, EXPERTS), 2)
+            call(layers, reference, layer, [turn % 3, *strangers] if turn < 500 else choose.sample(range(EXPERTS), 2))
+        assert counted(store.stats()) == counted(vars(reference.counters))
+        policies.add(store.stats()["policy"])
+    assert policies - {0}
+
+
+def test_nothing_is_chosen_where_every_record_has_a_slot(stored, store, choose):
+    layers, reference = opened(stored, store, choose, CacheOptions(prefetch="off"), least=1.0)
+    for _ in range(600):
+        call(layers, reference, choose.randrange(LAYERS), choose.sample(range(EXPERTS), 4))
+    assert counted(store.stats()) == counted(vars(reference.counters))
+    assert reference.counters.policy_changes == reference.counters.policy == 0
 
 
 def test_of_dense_layers_only_what_stays_is_hit(stored, store, choose):
@@ -89,8 +117,7 @@ def test_of_dense_layers_only_what_stays_is_hit(stored, store, choose):
     layers = [store.add_matrix(f"{n}", *stored.matrix(matrix)) for n, matrix in enumerate(matrices)]
     need = store.need
     stored.open(store, choose.randint(need.least_bytes, need.all_bytes), io="threads")
-    slots = [record.slot_bytes for record in store._records]
-    reference = ReferenceStore([-1] * 12, slots, [], store._shares.cycle_bytes)
+    reference = reference_of(store, CacheOptions("lru"))
     before = {}
     for turn in range(3):
         for number, layer in enumerate(layers):
