@@ -108,7 +108,7 @@ int32_t Store::change(const kt_store_sizes &sizes, kt_move *moves) {
         return KT_WRONG_SIZE;
     }
     move_experts(moves, count);
-    // Whoever chooses the policy learns of the new sizes here (auto.h: kt_auto_resize).
+    chooser.share_out(sizes);
     const bool moves_ring = cycle != nullptr && sizes.cycle_bytes != cycle_bytes;
     if (moves_ring) change_cycle(sizes.cycle_bytes);
     shrink(sizes);
