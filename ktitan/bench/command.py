@@ -122,6 +122,40 @@ def stream(
     (print_json if json else print_table)(results, machine(hardware))
 
 
+@bench.command("replay")
+def replay(
+    trace: Annotated[Path, typer.Argument(help="What --record-trace wrote.")],
+    slots: Annotated[
+        str, typer.Option(help="Sizes of the cache: shares of a layer's experts, or slots of a layer.", metavar="LIST")
+    ] = "12.5%,25%,50%",
+    scope: Annotated[
+        str, typer.Option(help="layer: its experts compete for its slots; global: all of them.")
+    ] = "layer",
+    policy: Annotated[str | None, typer.Option(help="Policies, with commas; default: all.", metavar="LIST")] = None,
+    half_life: Annotated[float, typer.Option(help="Tokens after which one counts half.", min=1, metavar="TOKENS")] = 32,
+    plot: Annotated[Path | None, typer.Option(help="Draw hit rates here: .svg, .png or .pdf.", metavar="OUT")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, the trace first.")] = False,
+) -> None:
+    """Replay a trace of routing: hits of each policy, what was avoidable, and how much was foreseen."""
+    from rich.console import Console
+
+    from ktitan.bench import replay as bench_replay
+    from ktitan.bench import replay_plot
+    from ktitan.errors import UnsupportedError
+
+    if scope not in ("layer", "global"):
+        raise UnsupportedError(f"{scope!r} is no scope", "--scope", "choose layer or global")
+    if plot is not None:
+        replay_plot.check_plot(plot)
+    with Console(stderr=True).status("reading the trace") as status:
+        found = bench_replay.run(
+            trace, slots=slots, scope=scope, policy=policy, half_life=half_life, progress=status.update
+        )
+    (bench_replay.print_json if json else bench_replay.print_table)(found)
+    if plot is not None:
+        replay_plot.plot(found, plot)
+
+
 @bench.command("make")
 def make(
     out: Annotated[Path, typer.Argument(help="The .gguf to write.")],
