@@ -47,6 +47,10 @@ public:
     void foretell(const int64_t *records, int64_t count);
     // Nothing demanded is on its way in the present layer, and its successor is foreseen: read guesses as far as time allows.
     void at_rest();
+    // ---- at the start (store_profile.cpp) ----
+    void seed(int64_t record, double tokens, bool pinned);
+    int32_t warm(const int64_t *wanted, int64_t count);
+    void tokens(int64_t *each) const;
 
     // ---- dense records ----
     // Hold the record and say where it is; null when it cannot be read. Reads the next ones ahead.

@@ -46,6 +46,7 @@ def optimize_and_load(
     context: int | None = None,
     lora: str | Path | None = None,
     cache: str | CacheOptions | None = None,
+    profile: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ModelT:
     """Inject operators into a stock model by rules and load its weights, all or nothing.
@@ -64,6 +65,8 @@ def optimize_and_load(
         lora: folder of a PEFT adapter of low-rank pairs for linear modules, applied until `model.ktitan.undo()`.
         cache: which streamed experts stay in RAM and what is read early: "policy=lru,scope=global,prefetch=off"; what
             it leaves open is chosen by measurement (`ktitan.tiers.options`).
+        profile: file with the experts that earlier sessions chose, which are read at the start where it is there;
+            `model.ktitan.save_profile()` adds this session.
         progress: called with (bytes read, bytes in all).
 
     Returns:
@@ -90,6 +93,7 @@ def optimize_and_load(
         keep_original=keep_original,
         lora=lora,
         cache=cache,
+        profile=profile,
     )
     carry_out(model, plan, keep_original, progress, generation_config_of(model, _home(weights, model), sources))
     return model
@@ -108,6 +112,7 @@ def load(
     keep_original: bool = False,
     lora: str | Path | None = None,
     cache: str | CacheOptions | None = None,
+    profile: str | Path | None = None,
     verify_weights: bool = False,
     progress: Progress | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -116,7 +121,8 @@ def load(
     Args:
         path: a folder, a `.gguf`, a hub id, or "demo".
         gguf_path: GGUF weights for a folder that holds config and tokenizer.
-        rules, budget, quant, device, context, keep_original, lora, cache, progress: as in `optimize_and_load`.
+        rules, budget, quant, device, context, keep_original, lora, cache, profile,
+            progress: as in `optimize_and_load`.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's (float32 for float16 on a
             CPU); for a quantised GGUF on the CPU float32; for other GGUFs bfloat16 where the device has instructions
             for it, else float32.
@@ -143,6 +149,7 @@ def load(
         keep_original=keep_original,
         lora=lora,
         cache=cache,
+        profile=profile,
     )
     plan.add_problem(WeightError, faults)
     plan.notes += [*ready.notes, *notes]

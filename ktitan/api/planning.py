@@ -27,6 +27,7 @@ from ktitan.planner import auto_rules, packaged_rules, stream_to_fit
 from ktitan.rules import RuleSet, parse_object, parse_rules
 from ktitan.tiers import Budget, parse_budget
 from ktitan.tiers.options import CacheOptions, parse_cache
+from ktitan.tiers.profile import ProfileFile
 from ktitan.weights.adapter import open_adapter
 from ktitan.weights.files import names_in
 from ktitan.weights.gguf_header import parse_header
@@ -159,11 +160,13 @@ def plan_injection(
     keep_original: bool = False,
     lora: str | Path | None = None,
     cache: str | CacheOptions | None = None,
+    profile: str | Path | None = None,
 ) -> Plan:
     """The plan for a model object; see `optimize_and_load` for the arguments."""
     if quant not in (None, "as-stored"):
         raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
     options = parse_cache(cache)
+    profile_file = ProfileFile(profile) if profile is not None else None
     adapter = open_adapter(lora) if lora is not None else None
     hardware = hardware or detect()
     limits = parse_budget(budget)
@@ -200,7 +203,9 @@ def plan_injection(
     # Originals in RAM would hold the very bytes that streaming leaves on the drive.
     if not written and not keep_original:
         plan = stream_to_fit(plan, parsed, make)
-    plan.cache_options = options
+    plan.cache_options, plan.profile = options, profile_file
+    if profile_file is not None and not plan.streams:
+        logger.warning("nothing is streamed: there is nothing to learn for %s", profile)
     return plan
 
 

@@ -1,4 +1,4 @@
-"""`ktitan bench replay F`: what each policy would have hit on a recorded trace, and what could have been hit at best."""
+"""`ktitan bench replay F`: what each policy would have hit on a recorded trace, and what nobody could better."""
 
 from __future__ import annotations
 

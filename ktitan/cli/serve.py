@@ -16,6 +16,7 @@ from ktitan.local_chat.arguments import (
     Device,
     GgufPath,
     Plugin,
+    Profile,
     Ram,
     Rules,
     Threads,
@@ -57,6 +58,7 @@ def serve(
     vram: Vram = None,
     ram: Ram = None,
     cache: Cache = None,
+    profile: Profile = None,
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
@@ -76,7 +78,13 @@ def serve(
         loading["verify_weights"] = True
     start_server(
         model or model_path or "",
-        load={**loading, "budget": budget_text(budget, vram, ram), "context": context, "cache": cache},
+        load={
+            **loading,
+            "budget": budget_text(budget, vram, ram),
+            "context": context,
+            "cache": cache,
+            "profile": profile,
+        },
         max_body=max_body,
         plugin=plugin,
         threads=threads,
@@ -120,7 +128,7 @@ def start_server(
     """
     from rich.console import Console
 
-    from ktitan.local_chat.loading import load_model
+    from ktitan.local_chat.loading import load_model, save_profile
     from ktitan.local_chat.options import ChatOptions
     from ktitan.server.listen import bind, url_of
     from ktitan.server.options import ServerOptions
@@ -131,11 +139,18 @@ def start_server(
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True, no_color=no_color or None)
     import_plugin(plugin)
     with bind(settings.host, settings.port) as listener:
-        loaded, tokenizer = load_model(ChatOptions(model=model, load=load, threads=threads, no_color=no_color), console)
+        chosen = ChatOptions(model=model, load=load, threads=threads, no_color=no_color)
+        loaded, tokenizer = load_model(chosen, console)
 
         from ktitan.server.run import serve_model
 
         url = url_of(listener)
         serve_model(
-            loaded, tokenizer, model, settings, listener, lambda: console.print(f"serving at {url}/v1 (Ctrl-C ends)")
+            loaded,
+            tokenizer,
+            model,
+            settings,
+            listener,
+            ready=lambda: console.print(f"serving at {url}/v1 (Ctrl-C ends)"),
+            ended=lambda: save_profile(loaded, chosen),
         )

@@ -110,6 +110,7 @@ class _Application:
         self.store = make_store(plan)
         if self.store is not None:
             journal.on_roll_back(self.store.close)
+        self.progress = progress
         self._meter(progress)
 
     def carry_out(self, keep_original: bool) -> Handle:
@@ -126,7 +127,7 @@ class _Application:
         self._tie()
         self._finish()
         if self.store is not None:
-            open_store(self.store, self.plan, self.weights)
+            open_store(self.store, self.plan, self.weights, self.progress)
             if self.plan.cache_options.prefetch != "off":
                 self.foresight = add_foresight(self.model, self.journal)
         self._check()

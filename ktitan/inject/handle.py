@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ktitan.operator import Operator
 from ktitan.plan.rebudget import KVPlan, share_again
 from ktitan.plan.rows import Plan
 from ktitan.tiers import Budget, parse_budget
+from ktitan.tiers.profile import ProfileFile
 from ktitan.tiers.store import TierStore
 from ktitan.weights.module_weights import BoundWeights
 
@@ -41,6 +43,7 @@ class Handle:
         store: TierStore | None = None,
     ) -> None:
         self._store = store
+        self._profiles: dict[str, ProfileFile] = {}  # other than the plan's
         self.plan = plan
         self._planned_kv = KVPlan.of(plan)
         self.kv_allowance = KVAllowance(self.kv_budget_bytes)
@@ -83,6 +86,26 @@ class Handle:
     def store_stats(self) -> dict[str, Any] | None:
         """The counters of streamed weights by the names of kt_store_counters, reads under "io"; None without."""
         return None if self._store is None else self._store.stats()
+
+    def save_profile(self, path: str | Path | None = None) -> None:
+        """Add the experts that this session chose to a profile, for the next start; may be called again.
+
+        Args:
+            path: of the profile; None: that of `profile=`.
+
+        Raises:
+            UnsupportedError: nothing is streamed (any more), no path was given, or the file is another model's.
+            FormatError, IoError: the file is no profile, or cannot be written.
+        """
+        if self._store is None:
+            raise UnsupportedError("nothing is streamed here", "save_profile", "call it before undo()")
+        own = self.plan.profile
+        if path is None and own is None:
+            raise UnsupportedError("no profile was named", "save_profile", "give a path, or load with profile=")
+        file = own if own is not None and path in (None, own.path) else self._profiles.get(str(path))
+        if file is None:
+            file = self._profiles[str(path)] = ProfileFile(str(path))
+        file.save(self._store.profile())
 
     @property
     def kv_budget_bytes(self) -> int | None:
@@ -179,6 +202,7 @@ class Handle:
         """The handle of a copied model: it knows the plan, but must not undo the original's edits."""
         twin = copy.copy(self)
         twin._model, twin._store = copy.deepcopy(self._model, memo), self._store
+        twin._profiles = {}
         twin._journal, twin._replaced, twin._originals, twin._left = None, [], None, {}
         return twin
 
@@ -200,7 +224,7 @@ class Handle:
             notes=plan.notes,
         )
         left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None, "_left": {}}
-        left_out["_store"] = None
+        left_out["_store"], left_out["_profiles"] = None, {}
         return {**self.__dict__, **left_out}
 
     def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:

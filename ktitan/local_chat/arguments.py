@@ -19,6 +19,7 @@ __all__ = [
     "Lora",
     "Model",
     "Plugin",
+    "Profile",
     "Ram",
     "Rules",
     "Threads",
@@ -57,6 +58,12 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         help="What stays in RAM of streamed experts, and what is read early: policy=lru,scope=global,prefetch=off.",
+    ),
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", metavar="FILE", help="Streamed experts that were chosen: read at the start, added to at the end."
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]

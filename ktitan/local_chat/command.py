@@ -19,6 +19,7 @@ from ktitan.local_chat.arguments import (
     GgufPath,
     Lora,
     Plugin,
+    Profile,
     Ram,
     Rules,
     Threads,
@@ -66,6 +67,7 @@ def chat(
     vram: Vram = None,
     ram: Ram = None,
     cache: Cache = None,
+    profile: Profile = None,
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
@@ -87,7 +89,7 @@ def chat(
         loading["lora"] = one_adapter(lora)
     if verify_weights:
         loading["verify_weights"] = True
-    room = {"budget": budget_text(budget, vram, ram), "context": context, "cache": cache}
+    room = {"budget": budget_text(budget, vram, ram), "context": context, "cache": cache, "profile": profile}
     shaping: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "chunk_tokens": chunk_size}
@@ -116,7 +118,7 @@ def _run(options: ChatOptions, prompt: str | None, plugin: str | None) -> int:
     """Load the model and answer; the exit code."""
     from rich.console import Console
 
-    from ktitan.local_chat.loading import load_model
+    from ktitan.local_chat.loading import load_model, save_profile
     from ktitan.local_chat.reader import Reader
     from ktitan.local_chat.session import Session
 
@@ -128,4 +130,7 @@ def _run(options: ChatOptions, prompt: str | None, plugin: str | None) -> int:
     import_plugin(plugin)
     model, tokenizer = load_model(options, console)
     session = Session(model, tokenizer, options, console)
-    return session.run(Reader(console)) if prompt is None else session.run_once(prompt)
+    try:
+        return session.run(Reader(console)) if prompt is None else session.run_once(prompt)
+    finally:
+        save_profile(model, options)

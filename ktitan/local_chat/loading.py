@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from ktitan.local_chat.options import ChatOptions
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "save_profile"]
 
 
 def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
@@ -44,3 +44,13 @@ def load_model(options: ChatOptions, console: Console) -> tuple[Any, Any]:
     console.print(f"loaded {options.model}: {format_bytes(total_bytes)} in {seconds:.1f} s")
     console.print(loaded[0].ktitan.plan.summary(rule_notes=False))
     return loaded
+
+
+def save_profile(model: Any, options: ChatOptions) -> None:
+    """At the end: add this session to the profile of `--profile`, if there is one and anything was streamed.
+
+    Raises:
+        KtitanError: as `model.ktitan.save_profile`.
+    """
+    if options.load.get("profile") is not None and model.ktitan.store_stats() is not None:
+        model.ktitan.save_profile()

@@ -53,6 +53,9 @@ _SIGNATURES = {
     "kt_store_resize": "pp",
     "kt_store_foresee": "pppiq",
     "kt_store_foretell": "ppq",
+    "kt_store_seed": "pqdi",
+    "kt_store_warm": "ppq",
+    "kt_store_tokens": "pp",
     "kt_stream_experts": "ppiqpqpip",
     "kt_stream_linear": "pqqppiqpip",
     "kt_stream_rows": "ppqppqp",
@@ -205,7 +208,8 @@ def _missing_reason(path: Path, note: Path) -> str | None:
 
 
 def _declare(handle: ctypes.CDLL) -> None:
-    """Give every function its argument types: p an address, q 64 bits, i 32 bits."""
+    """Give every function its argument types: p an address, q 64 bits, i 32 bits, d a double."""
     kinds = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "s": ctypes.c_char_p}
+    kinds["d"] = ctypes.c_double
     for name, letters in _SIGNATURES.items():
         getattr(handle, name).argtypes = [kinds[letter] for letter in letters]

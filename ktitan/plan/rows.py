@@ -24,6 +24,7 @@ from ktitan.rules import Rule
 from ktitan.tiers import Budget, format_bytes
 from ktitan.tiers.options import CacheOptions
 from ktitan.tiers.pools import CacheNeed
+from ktitan.tiers.profile import ProfileFile
 from ktitan.weights.adapter import Adapter
 from ktitan.weights.binding import WeightMap
 
@@ -108,6 +109,7 @@ class Plan:
         streams: what each streamed module wants, in the order of use.
         cache: what they want together; None when nothing is streamed.
         cache_options: who stays in it, and what is read early.
+        profile: the file with what earlier sessions chose; None: neither used nor saved.
         limits: bytes allowed by tier.
         context_tokens: tokens that the KV cache is planned for.
         chunk_tokens: tokens of a prompt in one forward pass, unless the caller says otherwise.
@@ -127,6 +129,7 @@ class Plan:
     streams: list[StreamNeed] = field(default_factory=list)
     cache: CacheNeed | None = None
     cache_options: CacheOptions = field(default_factory=CacheOptions)
+    profile: ProfileFile | None = None
     limits: dict[str, int] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     context_tokens: int = 0

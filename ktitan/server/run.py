@@ -93,7 +93,13 @@ def make_server(service: Service) -> Server:
 
 
 def serve_model(
-    model: Any, tokenizer: Any, name: str, options: ServerOptions, listener: socket.socket, ready: Callable[[], None]
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    options: ServerOptions,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    ended: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -103,11 +109,15 @@ def serve_model(
         options: what the server was asked for.
         listener: from `ktitan.server.listen.bind`.
         ready: called when the service is made and the server is about to listen.
+        ended: called when it listens no more, while a forward pass may still run.
     """
     _route_logs()
     service = Service(model, tokenizer, name, options)
     ready()
-    make_server(service).run(sockets=[listener])
+    try:
+        make_server(service).run(sockets=[listener])
+    finally:
+        ended()
     if service.engine.running is not None:
         # A forward pass that does not end would hold up Python's exit for as long as it likes.
         for stream in (sys.stdout, sys.stderr):

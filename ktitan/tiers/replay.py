@@ -3,8 +3,8 @@
 The store's own decisions on what was recorded, at the same memory: policies that let records pass through, and "auto",
 give some of the slots up for that, as the store does without prefetch (ktitan/tiers/pools.py).
 
-Regret is the share of a policy's misses that Belady's algorithm with bypass would not have had, (b - h) / (1 - h) of the hit
-rates b and h (Belady 1966; with bypass: McFarling 1992). No policy of the store can do better than that one.
+Regret is the share of a policy's misses that Belady's algorithm with bypass would not have had, (b - h) / (1 - h) of
+the hit rates b and h (Belady 1966; with bypass: McFarling 1992). No policy of the store can do better than that one.
 """
 
 from __future__ import annotations

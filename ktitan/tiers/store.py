@@ -6,20 +6,27 @@ the native library decides what is where (csrc/tiers).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ktitan.errors import UnsupportedError
 from ktitan.formats import Span
 from ktitan.native import ExpertShape, MatrixShape, native_reason
+from ktitan.native.profile import record_tokens, seed_records, warm_records
 from ktitan.native.store import NativeRecord, NativeStore, StoreSizes
 from ktitan.native.streams import StreamBank, StreamMatrix, StreamTable
 from ktitan.tiers.options import AUTOMATIC, HALF_LIFE_TOKENS, POLICIES, CacheOptions
 from ktitan.tiers.pools import CacheNeed, Pooled, Shares, cache_need, least_again, share_out
+from ktitan.tiers.profile import Profile, digest_of, start_of
 from ktitan.tiers.record import Record
 
 __all__ = ["CacheNeed", "ExpertShape", "MatrixShape", "StoreLimits", "TierStore"]
+
+# Records read between two looks at the time, at the start.
+_WARMED_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,44 @@ class TierStore:
         """Counters since the store was opened, by the names of kt_store_counters and kt_io_counters."""
         return self._native.counters()
 
+    def start_from(self, profile: Profile, where: str, progress: Callable[[int, int], None] | None = None) -> None:
+        """Begin with the experts that earlier sessions chose.
+
+        Args:
+            profile: of this model.
+            where: where it comes from, for messages.
+            progress: called with (bytes read, bytes in all).
+
+        Raises:
+            IoError: a record cannot be read.
+            UnsupportedError: the profile is another model's, or the store is not open.
+        """
+        numbers = self._expert_numbers()
+        profile.check_like(self.profile(), where)
+        if self._shares is None or not numbers:
+            return
+        start = start_of(profile.tokens, self._shares.domain_of, self._shares.domain_slots)
+        seed_records(self._native, numbers, start.seeds, start.pinned)
+        reads = [numbers[record] for record in start.reads]
+        total, done = sum(self._records[number].slot_bytes for number in reads), 0
+        for first in range(0, len(reads), _WARMED_AT_ONCE):
+            some = reads[first : first + _WARMED_AT_ONCE]
+            warm_records(self._native, some)
+            done += sum(self._records[number].slot_bytes for number in some)
+            if progress is not None:
+                progress(done, total)
+
+    def profile(self) -> Profile:
+        """What was chosen since the store was opened, as a session of its own.
+
+        Raises:
+            UnsupportedError: the store is not open.
+        """
+        numbers = self._expert_numbers()
+        tokens = record_tokens(self._native, len(self._records))[numbers].astype(np.float64)
+        names = [self._records[number].name for number in numbers]
+        return Profile(tokens, digest_of(names), max(self._layers, default=-1) + 1, 1)
+
     def drop(self) -> None:
         """Forget what is resident of the experts."""
         self._native.drop()
@@ -189,6 +234,9 @@ class TierStore:
     def close(self) -> None:
         """Give everything back; later calls of operators raise UnsupportedError. Closing twice does nothing."""
         self._native.close()
+
+    def _expert_numbers(self) -> list[int]:
+        return [number for number, layer in enumerate(self._layers) if layer >= 0]
 
     def _sizes(self) -> tuple[list[Pooled], list[int], list[int]]:
         """The pooled records, slot bytes of the dense ones, and row bytes of the tables."""
