@@ -23,6 +23,7 @@ struct kt_replay_spec {
 KT_API int64_t kt_replay(const kt_replay_spec *spec, uint8_t *hit, int8_t *policies);
 
 // The same where the future is known: a token's experts are held together, and what is demanded last makes room (Belady 1966).
-// With `bypass` what is demanded later than all that is there need not stay; no policy hits more than that. Spares and
-// policy mean nothing. Returns KT_OK, KT_NO_MEMORY or KT_WRONG_SIZE.
+// Where a token demands more than there are slots its experts come one after another, and the result is not always the best.
+// With `bypass` what is demanded later than all that is there need not stay: that is the best for these domains in any
+// case. (Spare slots are shared by domains, so a cache with them could in principle pass it.) Spares and policy mean nothing. Returns KT_OK, KT_NO_MEMORY or KT_WRONG_SIZE.
 KT_API int32_t kt_replay_optimal(const kt_replay_spec *spec, bool bypass, uint8_t *hit);

@@ -4,7 +4,8 @@ The store's own decisions on what was recorded, at the same memory: policies tha
 give some of the slots up for that, as the store does without prefetch (ktitan/tiers/pools.py).
 
 Regret is the share of a policy's misses that Belady's algorithm with bypass would not have had, (b - h) / (1 - h) of
-the hit rates b and h (Belady 1966; with bypass: McFarling 1992). No policy of the store can do better than that one.
+the hit rates b and h (Belady 1966; with bypass: McFarling 1992). It is the
+best for these slots of each layer; spare slots are shared by layers, so a cache with them could pass it in principle.
 """
 
 from __future__ import annotations
