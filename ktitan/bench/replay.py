@@ -139,8 +139,11 @@ def print_table(replays: Replays) -> None:
         table.add_column(f"{size.text}: {size.slots} slots", justify="right")
     for policy in dict.fromkeys(one.policy for one in replays.outcomes):
         row = [one for one in replays.outcomes if one.policy == policy]
-        table.add_row(policy, *(f"{one.hit_rate:.1%} ({one.regret:.0%}){_ended(one)}" for one in row))
+        table.add_row(policy, *(f"{one.hit_rate:.1%} ({one.regret:.0%})" for one in row))
     console.print(table)
+    for one in replays.outcomes:
+        if one.policy == "auto":
+            console.print(f"auto with {one.size.text}{_ended(one)}".replace(";", ":"), markup=False, highlight=False)
     _print_recalls(console, replays.recalls)
 
 

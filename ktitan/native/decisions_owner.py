@@ -15,7 +15,16 @@ __all__ = ["COPY", "Ids", "Owner", "library", "numbers"]
 
 Ids = POINTER(c_int64)
 COPY = ctypes.CFUNCTYPE(c_bool, c_void_p, c_int32, c_int64, c_int64)
-_KINDS = {"p": c_void_p, "q": c_int64, "d": c_double, "i": c_int32, "?": c_bool, "o": Ids, "w": POINTER(c_int32), "n": None}
+_KINDS = {
+    "p": c_void_p,
+    "q": c_int64,
+    "d": c_double,
+    "i": c_int32,
+    "?": c_bool,
+    "o": Ids,
+    "w": POINTER(c_int32),
+    "n": None,
+}
 # The answer, then the arguments: o and w addresses of 64-bit and 32-bit numbers, n nothing, others as in library.py.
 _SIGNATURES = {
     "kt_residency_create": "pp",
@@ -112,5 +121,3 @@ class Owner:
         if getattr(self, "_handle", None):
             self._call("destroy")
             self._handle = 0
-
-

@@ -189,7 +189,7 @@ def _replay(spec: ReplaySpec, policy: str, half_life: float) -> Replayed:
 def _optimal(spec: ReplaySpec, bypass: bool) -> np.ndarray:
     if native_reason() is None:
         return replay_optimal(spec, bypass)
-    from ktitan.tiers.reference.replay import optimal_reference
+    from ktitan.tiers.reference.optimal import optimal_reference
 
     return optimal_reference(spec, bypass)
 

@@ -113,11 +113,17 @@ class Residency:
         domain_of = spec.record_pool if spec.record_domain is None else spec.record_domain
         self._by_pool = by_pool
         self._records = [_Record(pool, domain) for pool, domain in zip(spec.record_pool, domain_of, strict=True)]
-        self._pools = [_Pool(slots, 0, slots + list(spec.record_pool).count(p)) for p, slots in enumerate(spec.pool_slots)]
-        self._domains = _domains(self._records, len(spec.pool_slots if spec.domain_slots is None else spec.domain_slots))
+        self._pools = [
+            _Pool(slots, 0, slots + list(spec.record_pool).count(p)) for p, slots in enumerate(spec.pool_slots)
+        ]
+        self._domains = _domains(
+            self._records, len(spec.pool_slots if spec.domain_slots is None else spec.domain_slots)
+        )
         self._policy = Policy(spec.policy)
         self._uses = Uses([Use() for _ in self._records], spec.growth)
-        if by_pool != (spec.domain_slots is None) or not self._fit(spec.pool_slots, spec.pool_spares, spec.domain_slots):
+        if by_pool != (spec.domain_slots is None) or not self._fit(
+            spec.pool_slots, spec.pool_spares, spec.domain_slots
+        ):
             raise UnsupportedError("no residency of these sizes", "residency", "see csrc/tiers/residency.h")
         self._set_sizes(spec.pool_slots, spec.pool_spares, spec.domain_slots)
 

@@ -1,5 +1,6 @@
 """Replays: known figures of traces, the optimum by brute force, and what a table says."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -10,13 +11,14 @@ from ktitan.native.replay import ReplaySpec, replay, replay_optimal
 from ktitan.tiers.options import POLICIES
 from ktitan.tiers.recall import recalls
 from ktitan.tiers.reference.optimal import optimal_reference
+from ktitan.tiers.reference.replay import replay_reference
 from ktitan.tiers.replay import Size, parse_policies, parse_sizes, replay_trace
 from ktitan.tiers.trace import Trace, load_trace
 
 
-def random_spec(random, layers=2, tokens=30, chosen=2, experts=6, shared=False):
+def random_spec(random, layers=2, tokens=30, chosen=2, experts=6, shared=False, least=None):
     topk = np.argsort(random.random((layers, tokens, experts)) * random.random(experts), axis=2)[..., :chosen]
-    slots = [int(random.integers(chosen, experts)) for _ in range(layers)]
+    slots = [int(random.integers(least or chosen, experts)) for _ in range(layers)]
     domain_of = [0 if shared else layer for layer in range(layers) for _ in range(experts)]
     return ReplaySpec(
         np.sort(topk, 2), np.array([0]), experts, tuple(domain_of), (sum(slots),) if shared else tuple(slots)
@@ -69,6 +71,29 @@ def test_no_policy_that_admits_all_passes_the_optimum(policy):
     for shared in (False, True):
         spec = random_spec(random, tokens=300, shared=shared)
         assert replay(spec, POLICIES.index(policy), 1.02).hit.sum() <= replay_optimal(spec, False).sum()
+
+
+@pytest.mark.parametrize("policy", range(-1, len(POLICIES) - 1))
+@pytest.mark.parametrize("shared", [False, True])
+def test_both_programs_take_the_same_decisions(policy, shared):
+    """Also with fewer slots than a token demands, and with more layers than the automatic choice looks at."""
+    random = np.random.default_rng()
+    for layers, tokens in ((3, 120), (11, 60)):
+        spec = random_spec(random, layers=layers, tokens=tokens, chosen=3, experts=9, shared=shared, least=1)
+        spec = replace(spec, row_starts=np.array([0, tokens // 2]), spares=int(random.integers(0, 4)))
+        one, other = replay(spec, policy, 1.05), replay_reference(spec, policy, 1.05)
+        np.testing.assert_array_equal(one.hit, other.hit)
+        np.testing.assert_array_equal(one.policies, other.policies)
+        assert one.passed == other.passed
+
+
+def test_without_a_library_the_reference_replays(monkeypatch, caplog):
+    trace = trace_of(random_spec(np.random.default_rng(), tokens=100))
+    wanted = replay_trace(trace, [Size("3", 3)], ["lru", "auto"])
+    monkeypatch.setattr("ktitan.tiers.replay.native_reason", lambda: "not built")
+    found = replay_trace(trace, [Size("3", 3)], ["lru", "auto"])
+    assert [one.hit_rate for one in found] == [one.hit_rate for one in wanted]
+    assert "reference" in caplog.text
 
 
 def test_a_cache_without_slots_is_refused():
@@ -132,6 +157,17 @@ def test_recall_counts_what_was_foreseen():
         for kind, values in right.items():
             assert found[kind, guesses] == pytest.approx(np.mean(values))
     assert recalls(trace_of(spec)) == []
+
+
+@pytest.mark.fixtures
+@pytest.mark.parametrize(("name", "gain"), [("trace_dsv3", 0.04), ("trace_dsv3_notables", 0.0)])
+def test_auto_is_above_lru_and_lfu(fixtures_dir, name, gain):
+    trace = load_trace(fixtures_dir / "fixtures" / f"{name}.npz")
+    found = replay_trace(trace, parse_sizes("12.5%,25%,50%", trace.n_experts), ["auto", "lru", "lfu"])
+    for size in {one.size for one in found}:
+        rates = {one.policy: one.hit_rate for one in found if one.size == size}
+        # At an eighth a token wants all slots of its layer: nothing to gain by that much.
+        assert rates["auto"] >= max(rates["lru"], rates["lfu"]) + (0 if size.text == "12.5%" else gain)
 
 
 @pytest.mark.fixtures
