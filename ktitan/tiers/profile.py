@@ -111,11 +111,11 @@ def save_profile(path: str | Path, profile: Profile) -> None:
     Raises:
         IoError: it cannot be written.
     """
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "tokens": profile.tokens,
         "digest": np.array(profile.digest),
-        "layers": np.int64(profile.layers),
-        "sessions": np.int64(profile.sessions),
+        "layers": np.array(profile.layers),
+        "sessions": np.array(profile.sessions),
     }
     write_arrays(path, arrays, "profile")
 

@@ -68,9 +68,9 @@ def load_trace(path: str | Path) -> Trace:
         IoError: it cannot be read.
     """
     found = read_arrays(path, "trace")
-    faults = _kind_faults(found) or _shape_faults(found) or _value_faults(found)
-    if faults:
-        faults = [Fault(f"this is no trace: {text}", str(path), _REMEDY) for text in faults]
+    wrong = _kind_faults(found) or _shape_faults(found) or _value_faults(found)
+    if wrong:
+        faults = [Fault(f"this is no trace: {text}", str(path), _REMEDY) for text in wrong]
         raise FormatError.from_faults(faults, f"{len(faults)} faults in the trace {path}")
     return Trace(
         found["topk"],
@@ -90,12 +90,12 @@ def save_trace(path: str | Path, trace: Trace) -> None:
         IoError: it cannot be written.
     """
     kind = np.uint8 if trace.n_experts <= 256 else np.uint16
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "topk": np.asarray(trace.topk).astype(kind),
         "weights": np.asarray(trace.weights).astype(np.float16),
         "row_starts": np.asarray(trace.row_starts).astype(np.int32),
         "layer_ids": np.asarray(trace.layer_ids).astype(np.int32),
-        "n_experts": np.int32(trace.n_experts),
+        "n_experts": np.array(trace.n_experts, np.int32),
     }
     if trace.predicted is not None:
         arrays["predicted"] = np.asarray(trace.predicted).astype(np.int16)

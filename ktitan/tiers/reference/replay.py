@@ -1,4 +1,4 @@
-"""A trace through the decisions in Python: csrc/tiers/replay.cpp is compared with it, and it stands in without a library."""
+"""A trace through the decisions in Python: what csrc/tiers/replay.cpp is compared with, and what stands in for it."""
 
 from __future__ import annotations
 

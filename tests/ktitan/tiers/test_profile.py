@@ -138,8 +138,8 @@ def test_the_own_profile_helps_and_the_wrong_one_costs_nothing(profiles, policy,
     cold, demands, tokens = session(TEXTS[subject], policy)
     own, _, same = session(TEXTS[subject], policy, profiles[subject])
     wrong, _, too = session(TEXTS[subject], policy, profiles[other])
-    # Counts are a function of the demands. LRU loses nothing by what stood in free slots (it is a stack algorithm); a count
-    # that is kept may differ by an expert here and there: half a percent of the demands.
+    # Counts are a function of the demands. LRU loses nothing by what stood in free slots (it is a stack algorithm); a
+    # policy that counts may keep another expert here and there: half a percent of the demands.
     margin = 0 if policy == "lru" else demands // 200
     assert own > cold
     assert wrong >= cold - margin
