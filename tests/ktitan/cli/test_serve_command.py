@@ -16,7 +16,7 @@ def served(monkeypatch):
     calls = []
     monkeypatch.setattr(loading, "load_model", lambda options, console: (options, "tokenizer"))
 
-    def serve_model(model, tokenizer, name, options, listener, ready):
+    def serve_model(model, tokenizer, name, options, listener, ready, ended):
         calls.append((model.load, name, options, listener.getsockname()))
         ready()
 
