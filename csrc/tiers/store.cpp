@@ -398,7 +398,9 @@ uint8_t *Store::read_row(int64_t number, int32_t file, int64_t offset, int64_t b
 
 bool Store::rows_read() {
     start();
+    const int64_t began = kt_now_ns();
     while (rows_missing > 0) progress(true);
+    counters.stall_ns += kt_now_ns() - began;
     const bool good = !rows_failed;
     rows_failed = false;
     return good;
