@@ -19,6 +19,7 @@ from ktitan.plan.rebudget import KVPlan, share_again
 from ktitan.plan.rows import Plan
 from ktitan.tiers import Budget, parse_budget
 from ktitan.tiers.profile import ProfileFile
+from ktitan.tiers.figures import Figures
 from ktitan.tiers.store import TierStore
 from ktitan.weights.module_weights import BoundWeights
 
@@ -55,9 +56,18 @@ class Handle:
         self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
 
     def stats(self) -> dict[str, Any]:
-        """Bytes that the model holds now, by tier: real tensors and packed weights, each once, and the store's memory.
+        """What the model holds, and what its streams did; may be called while it runs.
 
-        "store" has the counters of streamed weights; None where nothing is streamed, or not any more.
+        Returns:
+            resident_bytes: held now, by tier: real tensors and packed weights, each once, and the store's memory.
+            planned_bytes: by tier, of the plan.
+            limits: bytes allowed, by tier, where there is a limit.
+            store: raw counters of streamed weights, as `store_stats`.
+            figures: what these mean, since the model was loaded: names and units of `ktitan.tiers.figures.Figures`,
+                such as hit_rate (0 to 1), read_bytes_per_token, stall_seconds, stall_share, drive_bytes_per_second,
+                recall, recall_of_misses, waste_share, policy (a name).
+
+            "store" and "figures" are None where nothing is streamed, or not any more.
         """
         held: dict[str, int] = {}
         seen: set[int] = set()
@@ -73,14 +83,16 @@ class Handle:
             held["ram"] = held.get("ram", 0) + size
         for tier, size in adapter_bytes(self._model).items():
             held[tier] = held.get(tier, 0) + size
-        store = self.store_stats()
+        store, figures = self.store_stats(), None
         if store is not None:
             held["ram"] = held.get("ram", 0) + int(store["arena_bytes"])
+            figures = Figures.between(None, store, self.store_seconds).as_dict()
         return {
             "resident_bytes": held,
             "planned_bytes": self.plan.totals,
             "limits": self.plan.limits,
             "store": store,
+            "figures": figures,
         }
 
     def store_stats(self) -> dict[str, Any] | None:
@@ -106,6 +118,11 @@ class Handle:
         if file is None:
             file = self._profiles[str(path)] = ProfileFile(str(path))
         file.save(self._store.profile())
+
+    @property
+    def store_seconds(self) -> float:
+        """Wall time that the counters of `store_stats` cover; 0 without."""
+        return 0.0 if self._store is None else self._store.open_seconds
 
     @property
     def kv_budget_bytes(self) -> int | None:

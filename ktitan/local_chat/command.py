@@ -74,6 +74,9 @@ def chat(
     lora: Lora = None,
     verify_weights: VerifyWeights = False,
     plugin: Plugin = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="After each answer, on stderr: hits, reads, waiting, prefetch, policy.")
+    ] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text on stderr.")] = False,
 ) -> None:
     """Chat with MODEL in the terminal, or answer one prompt (-p, --prompt-file, or text from a pipe).
@@ -102,6 +105,7 @@ def chat(
         system=system,
         threads=threads,
         no_color=no_color,
+        stats=stats,
     )
     code = _run(options, read_prompt(prompt, prompt_file), plugin)
     if code:

@@ -25,6 +25,7 @@ class ChatOptions:
         system: system prompt; empty for none.
         threads: threads on the CPU; None leaves them.
         no_color: plain text on stderr.
+        stats: after each answer, say what its streams did.
     """
 
     model: str
@@ -33,6 +34,7 @@ class ChatOptions:
     system: str = ""
     threads: int | None = None
     no_color: bool = False
+    stats: bool = False
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:

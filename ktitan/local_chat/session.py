@@ -14,12 +14,13 @@ from ktitan.errors import KtitanError
 from ktitan.local_chat.options import ChatOptions
 from ktitan.local_chat.prompt_bar import PromptBar
 from ktitan.local_chat.reader import Reader
+from ktitan.local_chat.streaming import Watch, block, short_text
 
-__all__ = ["Session", "cache_text", "summary_line"]
+__all__ = ["Session", "summary_line"]
 
 HELP = '''\
 /reset         forget the conversation; the system prompt stays
-/stats         speed of the last answer and of the session, bytes per tier
+/stats         speed of the last answer and of the session, bytes per tier, what was streamed
 /system TEXT   set the system prompt for the answers to come; without TEXT: show it
 /help          this list
 /quit          leave (also Ctrl-D, or Ctrl-C twice)
@@ -46,6 +47,7 @@ class Session:
         self._console = console
         self._new_stats: Callable[[], Any] = GenerationStats
         self._last, self._total = GenerationStats(), GenerationStats()
+        self._watch: Watch | None = None  # of the last answer
         self.conversation = Conversation(system=options.system)
         if not tokenizer.chat_template:
             self._note("the model has no chat template: messages are joined and continued as plain text")
@@ -92,10 +94,10 @@ class Session:
             KtitanError: the question is refused; it is not in the history.
         """
         self._last = self._new_stats()
-        before = self._model.ktitan.store_stats()
+        self._watch, watch = None, Watch(self._model.ktitan)
         written: list[str] = []
         try:
-            self._write_answer(self.conversation.ask(text), written)
+            self._write_answer(self.conversation.ask(text), written, watch)
             finished = True
         except KeyboardInterrupt:
             finished = False
@@ -103,11 +105,17 @@ class Session:
             self.conversation.rollback()
             sys.stdout.write("\n" if written else "")
             raise
-        self._close_turn("".join(written), finished, cache_text(before, self._model.ktitan.store_stats()))
+        watch.end()
+        self._watch = watch
+        self._close_turn("".join(written), finished, watch)
         return finished
 
-    def _write_answer(self, messages: list[dict[str, Any]], written: list[str]) -> None:
+    def _write_answer(self, messages: list[dict[str, Any]], written: list[str], watch: Watch) -> None:
         from ktitan.api import stream
+
+        def see_prompt(done: int, total: int) -> None:
+            watch.see_prompt(done, total)
+            bar.show(done, total)
 
         with (
             PromptBar(self._console) as bar,
@@ -117,7 +125,7 @@ class Session:
                     self._tokenizer,
                     messages,
                     stats=self._last,
-                    on_prompt=bar.show,
+                    on_prompt=see_prompt,
                     **self._options.stream,
                 )
             ) as pieces,
@@ -128,7 +136,7 @@ class Session:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
 
-    def _close_turn(self, answer: str, finished: bool, cache: str) -> None:
+    def _close_turn(self, answer: str, finished: bool, watch: Watch) -> None:
         sys.stdout.write("\n")
         sys.stdout.flush()
         if finished or answer:
@@ -139,7 +147,9 @@ class Session:
         if not finished:
             kept = "the answer so far stays in the conversation" if answer else "the question is dropped"
             self._note(f"interrupted: {kept}")
-        self._note(" | ".join(filter(None, (summary_line(self._last), cache))))
+        self._note(" | ".join(filter(None, (summary_line(self._last), short_text(watch.whole())))))
+        if self._options.stats:
+            self._show_streaming(watch)
 
     def _command(self, text: str) -> bool:
         """Run a slash command; False for the one that leaves."""
@@ -175,6 +185,12 @@ class Session:
         self._note(f"session: {summary_line(self._total)}; {len(self.conversation.turns)} messages in the conversation")
         for tier, size_bytes in self._model.ktitan.stats()["resident_bytes"].items():
             self._note(f"{tier}: {format_bytes(size_bytes)} resident")
+        if self._watch is not None:
+            self._show_streaming(self._watch)
+
+    def _show_streaming(self, watch: Watch) -> None:
+        for line in block(watch, self._last):
+            self._note(line)
 
     def _note(self, text: str) -> None:
         self._console.print(text, style="dim")
@@ -186,21 +202,3 @@ def summary_line(stats: Any) -> str:
     decode = f"decode {stats.new_tokens} tokens, {stats.decode_tokens_per_second:.1f} tokens/s"
     end = ENDS.get(stats.stop_reason)
     return " | ".join(filter(None, (prefill, decode, end)))
-
-
-def cache_text(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
-    """What an answer found in the cache of streamed weights and what it read; "" where nothing is streamed.
-
-    Args:
-        before, after: counters of the store (`model.ktitan.store_stats()`).
-    """
-    if before is None or after is None:
-        return ""
-    from ktitan.api import format_bytes
-
-    demands, hits = (after[name] - before[name] for name in ("demands", "hits"))
-    read = after["io"]["read_bytes"] - before["io"]["read_bytes"]
-    seconds = (after["io"]["busy_ns"] - before["io"]["busy_ns"]) / 1e9
-    rate = f" at {format_bytes(read / seconds)}/s" if seconds > 0 else ""
-    share = f"{100 * hits / demands:.0f} % hits, " if demands else ""
-    return f"{share}{format_bytes(read)} read{rate}"

@@ -6,6 +6,7 @@ the native library decides what is where (csrc/tiers).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,7 @@ class TierStore:
         self._tables: list[_Table] = []
         self._shares: Shares | None = None
         self._options = AUTOMATIC
+        self._opened_at = 0.0  # by time.monotonic
 
     @property
     def need(self) -> CacheNeed:
@@ -163,7 +165,7 @@ class TierStore:
             raise
         for table in self._tables:
             table.stream.place(_placed(table.spans, files))
-        self._shares, self._options = shares, options
+        self._shares, self._options, self._opened_at = shares, options, time.monotonic()
 
     @property
     def least_bytes(self) -> int:
@@ -226,6 +228,11 @@ class TierStore:
         tokens = record_tokens(self._native, len(self._records))[numbers].astype(np.float64)
         names = [self._records[number].name for number in numbers]
         return Profile(tokens, digest_of(names), max(self._layers, default=-1) + 1, 1)
+
+    @property
+    def open_seconds(self) -> float:
+        """Wall time since the store was opened."""
+        return time.monotonic() - self._opened_at
 
     def drop(self) -> None:
         """Forget what is resident of the experts."""
