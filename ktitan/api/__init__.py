@@ -16,11 +16,15 @@ from ktitan.engine.sampling import Sampling
 from ktitan.engine.steps import PromptProgress, Token
 from ktitan.plan.write import to_rules
 from ktitan.tiers import format_bytes
+from ktitan.tiers.figures import Figures
+from ktitan.tiers.options import POLICIES
 
 __all__ = [
     "ALL_LAYERS",
+    "POLICIES",
     "Conversation",
     "Detokenizer",
+    "Figures",
     "GenerationStats",
     "PlacedRules",
     "PromptProgress",

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest as plain_text
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as open_metrics
+from prometheus_client.registry import Collector
 
 __all__ = ["Metrics"]
 
-_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -38,11 +38,11 @@ class Metrics:
 
     def tier_gauge(self, name: str, text: str, read: Callable[[], dict[str, float]]) -> None:
         """Show a figure by tier."""
-        self._registry.register(_ByTier(GaugeMetricFamily, name, text, read))
+        self._registry.register(_ByTier(name, text, read))
 
-    def tier_counter(self, name: str, text: str, read: Callable[[], dict[str, float]]) -> None:
-        """Show a count by tier."""
-        self._registry.register(_ByTier(CounterMetricFamily, name, text, read))
+    def add(self, collector: Collector) -> None:
+        """Show what `collector` gives at each scrape."""
+        self._registry.register(collector)
 
     def count_request(self, path: str, status: int) -> None:
         """A response was sent."""
@@ -68,14 +68,14 @@ class Metrics:
 
 
 class _ByTier:
-    """A collector of one figure with a label for the tier."""
+    """A collector of one gauge with a label for the tier."""
 
-    def __init__(self, kind: _Family, name: str, text: str, read: Callable[[], dict[str, float]]) -> None:
-        self._kind, self._name, self._text, self._read = kind, name, text, read
+    def __init__(self, name: str, text: str, read: Callable[[], dict[str, float]]) -> None:
+        self._name, self._text, self._read = name, text, read
 
-    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterable[GaugeMetricFamily]:
         """The figure as it stands."""
-        family = self._kind(self._name, self._text, labels=["tier"])
+        family = GaugeMetricFamily(self._name, self._text, labels=["tier"])
         for tier, value in self._read().items():
             family.add_metric([tier], value)
         yield family

@@ -15,6 +15,7 @@ from ktitan.server.limits import Context, context_tokens
 from ktitan.server.metrics import Metrics
 from ktitan.server.options import ServerOptions
 from ktitan.server.reasoning import thinks
+from ktitan.server.stream_metrics import StreamMetrics
 from ktitan.server.tiers import Tiers
 from ktitan.server.tokens import TokenBytes
 
@@ -107,11 +108,7 @@ class Service:
         self.metrics.tier_gauge(
             "ktitan_tier_cache_bytes", "Cache of streams.", lambda: self.tiers.column("cache_bytes")
         )
-        self.metrics.tier_counter(
-            "ktitan_tier_hits", "Streamed weights found there.", lambda: self.tiers.column("hits")
-        )
-        self.metrics.tier_counter("ktitan_tier_misses", "Those that were read.", lambda: self.tiers.column("misses"))
-        self.metrics.tier_counter("ktitan_tier_read_bytes", "Bytes read.", lambda: self.tiers.column("read_bytes"))
         self.metrics.tier_gauge(
             "ktitan_tier_read_bytes_per_second", "Rate of reads.", lambda: self.tiers.column("read_bytes_per_second")
         )
+        self.metrics.add(StreamMetrics(self.tiers.streaming.counters))

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from typing import Any
 
 from ktitan.server.engine import Engine
+from ktitan.server.streaming import Streaming
 
 __all__ = ["Tiers"]
 
 _TIERS = ("vram", "ram", "nvme")
 
 
-# A drive's rate is taken over at least this time, however often somebody looks.
-_RATE_SECONDS = 1.0
-
-
 class Tiers:
-    """Reads the model's handle and the job that runs.
+    """Reads the model's handle and the job that runs; waits for neither.
 
     Resident weights do not move, so their bytes are counted once. The cache of streamed weights is RAM's, with the
     hits and misses; the rate of reads is the drive's. These are null where nothing is streamed.
+
+    Attributes:
+        streaming: figures of streamed weights.
     """
 
     def __init__(self, model: Any, engine: Engine) -> None:
         handle = getattr(model, "ktitan", None)
         self._engine = engine
-        self._handle = handle
         self._parts: dict[str, dict[str, int]] = handle.plan.parts if handle else {}
         self._limits: dict[str, int] = handle.plan.limits if handle else {}
         stats: dict[str, Any] = handle.stats() if handle else {"resident_bytes": {}, "store": None}
@@ -37,13 +36,15 @@ class Tiers:
         planned = {tier: uses.get("kv", 0) for tier, uses in self._parts.items()}
         total = sum(planned.values())
         self._kv_shares = {tier: size / total for tier, size in planned.items()} if total else {"ram": 1.0}
-        self._rate = _Rate()
+        self.streaming = Streaming(handle)
 
     def report(self) -> dict[str, Any]:
         """The state now, as plain data; null where nothing is known."""
         engine = self._engine
+        counters = self.streaming.counters()
         return {
-            "tiers": {tier: self._tier(tier) for tier in _TIERS},
+            "tiers": {tier: self._tier(tier, counters) for tier in _TIERS},
+            "streaming": self.streaming.report(counters),
             "queue": {
                 "waiting": len(engine.queue),
                 "running": int(engine.running is not None),
@@ -54,15 +55,16 @@ class Tiers:
 
     def column(self, name: str) -> dict[str, float]:
         """One figure of every tier that has it."""
-        values = {tier: self._tier(tier)[name] for tier in _TIERS}
+        counters = self.streaming.counters()
+        values = {tier: self._tier(tier, counters)[name] for tier in _TIERS}
         return {tier: float(value) for tier, value in values.items() if value is not None}
 
-    def _tier(self, tier: str) -> dict[str, Any]:
+    def _tier(self, tier: str, counters: Mapping[str, Any] | None) -> dict[str, Any]:
         running = self._engine.running
         kv_bytes = running.stats.kv_bytes if running and running.stats else 0
         kv = int(kv_bytes * self._kv_shares.get(tier, 0))
         weights = self._weights.get(tier, 0)
-        streaming = self._streaming(tier)
+        streaming = self._streaming(tier, counters)
         return {
             "used_bytes": weights + kv + (streaming["cache_bytes"] or 0),
             "weights_bytes": weights,
@@ -72,36 +74,18 @@ class Tiers:
             **streaming,
         }
 
-    def _streaming(self, tier: str) -> dict[str, Any]:
+    def _streaming(self, tier: str, store: Mapping[str, Any] | None) -> dict[str, Any]:
         """What the counters of streamed weights say of a tier."""
         names = ("cache_bytes", "cached_bytes", "hits", "misses", "read_bytes", "read_bytes_per_second")
         figures: dict[str, Any] = dict.fromkeys(names)
-        store = self._handle.store_stats() if self._handle else None
         if store is not None and tier == "ram":
             figures |= {"cache_bytes": store["arena_bytes"], "cached_bytes": store["resident_bytes"]}
             figures |= {"hits": store["hits"], "misses": store["misses"]}
         if store is not None and tier == "nvme":
-            read = store["io"]["read_bytes"]
-            figures |= {"read_bytes": read, "read_bytes_per_second": self._rate.at(read)}
+            recent = self.streaming.recent(store)
+            rate = None if recent is None else recent.read_bytes_per_second
+            figures |= {"read_bytes": store["io"]["read_bytes"], "read_bytes_per_second": rate}
         return figures
-
-
-class _Rate:
-    """Bytes a second of a counter that grows, between looks at it."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[float, int] | None = None
-        self._rate: float | None = None
-
-    def at(self, count: int) -> float | None:
-        """The rate up to now, or of a moment ago; None at the first look."""
-        now = time.monotonic()
-        if self._seen is None:
-            self._seen = (now, count)
-        elif now - self._seen[0] >= _RATE_SECONDS:
-            self._rate = (count - self._seen[1]) / (now - self._seen[0])
-            self._seen = (now, count)
-        return self._rate
 
 
 def _speed(stats: Any) -> dict[str, float | None]:

@@ -34,7 +34,13 @@ class StandIn:
         return self.questions[-1]
 
 
-def tiers(ram, hits=None, misses=None, rate=None):
+def streaming(stall=None, level=0, recall=None, policy=None):
+    """What /tiers says of streams; `stall` is a share of late."""
+    total = {"guess_level": level, "recall_of_misses": recall, "policy": policy}
+    return {"total": total, "recent": None if stall is None else {**total, "stall_share": stall}}
+
+
+def tiers(ram, hits=None, misses=None, rate=None, streams=None):
     """What /tiers says of a machine without GPU and 8 GiB for ktitan."""
 
     def tier(used, budget, **more):
@@ -46,7 +52,7 @@ def tiers(ram, hits=None, misses=None, rate=None):
         "ram": tier(ram, 8 * 2**30, hits=hits, misses=misses),
         "nvme": tier(0, None, read_bytes_per_second=rate),
     }
-    return {"tiers": places, "queue": {"waiting": 0, "running": 0, "limit": 32}}
+    return {"tiers": places, "streaming": streams, "queue": {"waiting": 0, "running": 0, "limit": 32}}
 
 
 def chunk(delta: dict, finish: str | None = None) -> str:

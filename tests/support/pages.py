@@ -2,6 +2,8 @@
 
 from playwright.sync_api import expect
 
+NONE = "\N{EN DASH}"  # what the page says of a figure that there is none of
+
 
 class Watched:
     """A page whose requests and faults are noted."""

@@ -45,6 +45,20 @@ function hitsText(found) {
   return counted.length ? counted.map(share).join(" · ") : null;
 }
 
+/** Whether experts are read ahead, and what share of the misses was foreseen, where that was counted. */
+function prefetchText({ guess_level: level, recall_of_misses: recall }) {
+  const state = level ? t("prefetchOn", { level }) : t("prefetchOff");
+  return recall === null ? state : t("prefetchRecall", { state, share: short(100 * recall) });
+}
+
+/** What the streams do: null in place of what was not counted yet. */
+function drawStreaming({ total, recent } = {}, none) {
+  const stall = recent?.stall_share ?? null;
+  $("stall").textContent = stall === null ? none : t("stallText", { share: short(100 * stall) });
+  $("prefetch").textContent = total ? prefetchText(total) : none;
+  $("policy").textContent = total?.policy ?? none;
+}
+
 /** Draw what was seen last; figures that are null are said to be none, never shown as zero. */
 function draw() {
   TIERS.forEach(drawTier);
@@ -53,6 +67,7 @@ function draw() {
   const rate = found.nvme?.read_bytes_per_second ?? null;
   $("hits").textContent = hitsText(found) ?? none;
   $("drive").textContent = rate === null ? none : t("perSecond", { amount: bytesText(rate) });
+  drawStreaming(seen?.streaming ?? undefined, seen?.streaming ? t("none") : none);
   $("queue").textContent = seen?.queue ? t("queueText", seen.queue) : t("unknown");
   drawLast();
 }

@@ -6,7 +6,7 @@ import pytest
 
 from ktitan.server.page_files import PAGE
 
-from support.page_stand_in import MODEL, tiers
+from support.page_stand_in import MODEL, streaming, tiers
 
 pages = pytest.importorskip("support.pages")
 pytestmark = pytest.mark.browser
@@ -65,6 +65,24 @@ def test_the_panel_moves_and_rests_when_hidden(page, server):
     before = server.polls
     page.wait_for_timeout(2300)
     assert server.polls == before
+
+
+def test_the_panel_tells_of_streams(page, server):
+    names = ("stall", "prefetch", "policy")
+
+    def shown():
+        return [page.locator(f"#{name}").inner_text() for name in names]
+
+    pages.says(page.locator("#tier-ram"), "4.0 GiB")
+    assert shown() == ["nothing is streamed"] * 3
+    server.tiers = tiers(ram=1, streams=streaming())
+    pages.says(page.locator("#prefetch"), "off")
+    assert shown() == [pages.NONE, "off", pages.NONE]
+    server.tiers = tiers(ram=1, hits=3, misses=1, streams=streaming(0.125, 4, 0.61, "decayed-lfu"))
+    pages.says(page.locator("#policy"), "decayed-lfu")
+    assert shown()[:2] == ["12.5 % of the time", "on, up to 4 a layer; 61.0 % of misses foreseen"]
+    page.select_option("#language", "zh")
+    assert shown()[0] == "12.5 % 的时间" and re.search("每层至多 4 个.*预见 61.0 % 的未命中", shown()[1])
 
 
 def test_every_word_has_both_languages(markdown_page):
