@@ -9,6 +9,7 @@ from typing import Any
 
 from ktitan.bench.measure import Timing
 from ktitan.bench.result import Result
+from ktitan.tiers.figures import GAUGES, Figures
 
 __all__ = ["Conditions", "Round", "Side", "stream_results"]
 
@@ -21,7 +22,8 @@ class Side:
 
     Attributes:
         about: what a worker said of its model; empty for the peer.
-        answer: `prefill` seconds, seconds of `steps`, `read_bytes` of the drive during the steps; ours also `store`.
+        answer: `prefill` seconds, seconds of `steps`, `read_bytes` of the drive in the steps; ours also `store`, what
+            the counters grew by, and `after`, the counters at the end.
         load_bytes: read from drives until it was ready.
         peak_bytes: most resident memory, mapped files included.
     """
@@ -35,6 +37,14 @@ class Side:
     def seconds(self) -> float:
         """Wall time of all steps."""
         return sum(self.answer["steps"])
+
+    @property
+    def figures(self) -> Figures:
+        """Figures of the steps; of our side."""
+        grown, after = self.answer["store"], self.answer.get("after", {})
+        reads = {name.removeprefix("io_"): count for name, count in grown.items() if name.startswith("io_")}
+        gauges = {name: after[name] for name in GAUGES if name in after}
+        return Figures.between(None, {**grown, **gauges, "io": reads}, self.seconds, len(self.answer["steps"]))
 
     def step_ms(self, share: float) -> float:
         """The step that `share` of all steps are not slower than, in milliseconds."""
@@ -174,25 +184,46 @@ def _bytes(conditions: Conditions, rounds: Sequence[Round]) -> Iterator[Result]:
 
 def _store(conditions: Conditions, rounds: Sequence[Round]) -> Iterator[Result]:
     """Counters of the store, of the last round; the sums that have to agree stand side by side."""
-    counts = rounds[-1].ours.answer["store"]
-    tokens, demands = conditions.case.tokens, counts.get("demands", 0)
-    hits, misses = counts.get("hits", 0), counts.get("misses", 0)
-    metric = f"{hits} hits + {misses} misses of {demands} demands, {counts.get('evictions', 0)} evictions"
-    yield Result(f"stream-hits-{conditions.stem}", metric, 100 * hits / max(demands, 1), "%", runs=1)
-    read = rounds[-1].ours.answer["read_bytes"]
-    metric = f"bytes read by the store's count; {counts.get('io_wanted_bytes', 0) / tokens / _MB:.2f} MB were asked for"
+    stem, side = conditions.stem, rounds[-1].ours
+    found, read = side.figures, side.answer["read_bytes"]
+    tokens = len(side.answer["steps"])
+    metric = (
+        f"{found.ram_hits} hits + {found.misses} misses of {found.demands} demands, {found.evictions} evictions, "
+        f"{found.passed} passed through; policy {found.policy or 'none'}, changed {found.policy_changes} times"
+    )
+    yield Result(f"stream-hits-{stem}", metric, 100 * (found.hit_rate or 0.0), "%", runs=1)
+    metric = f"bytes read by the store's count; {rounds[-1].missed_bytes / tokens / _MB:.2f} MB were asked for"
     yield Result(
-        f"stream-counted-{conditions.stem}",
+        f"stream-counted-{stem}",
         f"{metric}; the ceiling is the kernel's count",
-        counts.get("io_read_bytes", 0) / tokens / _MB,
+        found.read_bytes / tokens / _MB,
         "MB",
         ceiling=read / tokens / _MB,
-        share_of_ceiling=counts.get("io_read_bytes", 0) / read if read else None,
+        share_of_ceiling=found.read_bytes / read if read else None,
         runs=1,
     )
-    stall = statistics.median(one.ours.answer["store"].get("stall_ns", 0) for one in rounds)
+    all_figures = [one.ours.figures for one in rounds]
+    stall = statistics.median(one.stall_seconds for one in all_figures)
     metric = "time of a token with nothing to compute until a read came back"
-    yield Result(f"stream-stall-{conditions.stem}", metric, stall / tokens / 1e6, "ms", runs=len(rounds))
+    yield Result(f"stream-stall-{stem}", metric, 1e3 * stall / tokens, "ms", runs=len(rounds))
+    shares = [one.stall_share for one in all_figures if one.stall_share is not None]
+    if shares:
+        metric = "share of the time with nothing to compute until a read came back"
+        yield Result(f"stream-stall-share-{stem}", metric, 100 * statistics.median(shares), "%", runs=len(shares))
+    yield from _prefetch(stem, found)
+
+
+def _prefetch(stem: str, found: Figures) -> Iterator[Result]:
+    """Predictions and guesses of the last round; nothing where there were none."""
+    guesses = f"{found.guesses} guesses, {found.guesses_used} used, {found.guesses_late} of these late"
+    shares = {
+        "recall": (found.recall, f"foretold of {found.predicted} demands, by as many guesses as a token chooses"),
+        "recall-misses": (found.recall_of_misses, f"foretold of {found.predicted_absent} demands that were not in RAM"),
+        "waste": (found.waste_share, f"of {guesses}: made room unused, or failed"),
+    }
+    for name, (share, metric) in shares.items():
+        if share is not None:
+            yield Result(f"stream-{name}-{stem}", metric, 100 * share, "%", runs=1)
 
 
 def _ceilings(conditions: Conditions, rounds: Sequence[Round]) -> Iterator[Result]:

@@ -3,7 +3,7 @@
 Run by `python -m` with one argument, a JSON object: `model`, `threads`, `context`, and `budget` and `rules` as
 `ktitan.load` takes them (null: no limit, and auto). The first line on stdout is a JSON object that describes the model,
 or `{"error": ...}`. Each line on stdin is a JSON list [ids, ids that follow] and is answered with the seconds of each
-step, the counters of the store over the steps that follow, and digests of what was computed.
+step, the counters of the store over the steps that follow and after them, and digests of what was computed.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _timed(model: Any, ids: list[int], following: list[int]) -> dict[str, Any]:
         "read_bytes": end_bytes - read_bytes,
         "prompt_store": prompt_counts,
         "store": _difference(before, after),
-        "policy": after.get("policy"),
+        "after": after,
         "arena_bytes": after.get("arena_bytes", 0),
         "uring": after.get("io_uring"),
         "chosen": hashlib.sha256(json.dumps(chosen).encode()).hexdigest(),

@@ -39,7 +39,11 @@ for line in sys.stdin:
     print(json.dumps(fields), flush=True)
 """
 ABOUT = {"vocabulary": 50, "budgeted": True, "streams": True, "record_bytes": 4096, "token_bytes": 1, "seconds": 0.1}
-STORE = {"demands": 40, "hits": 30, "misses": 10, "evictions": 4, "stall_ns": 10_000_000, "io_wanted_bytes": 980_000}
+STORE = {
+    **{"demands": 40, "hits": 30, "misses": 10, "evictions": 4, "stall_ns": 10_000_000, "io_wanted_bytes": 980_000},
+    **{"steps": 5, "policy": -3, "policy_changes": 1, "predicted": 40, "predicted_right": 30},
+    **{"guesses": 10, "guesses_used": 6, "guesses_late": 2, "guesses_wasted": 3},
+}
 OURS = {
     "peer": False,
     "ms": 4,
@@ -47,6 +51,7 @@ OURS = {
     "logits": "a",
     "chosen": "b",
     "store": {**STORE, "io_read_bytes": 990_000},
+    "after": {"policy": 2, "guess_level": 1},
 }
 
 
@@ -66,7 +71,7 @@ def stand_ins(tmp_path, monkeypatch):
     def command(name):
         return [sys.executable, "-S", str(tmp_path / "stand_in.py"), json.dumps(said[name])]
 
-    def ours(case, model, budget, rules):
+    def ours(case, model, budget, rules, cache=None):
         if model == case.peer_model:
             said["peer"] = said["peer"] if said["peer"][0] == ABOUT else (ABOUT, {**OURS, "ms": 8})
             return command("peer")
@@ -103,6 +108,11 @@ def test_every_figure(stand_ins):
     assert "30 hits + 10 misses of 40 demands" in found["stream-hits"].metric
     assert found["stream-counted"].share_of_ceiling == pytest.approx(0.99)
     assert found["stream-stall"].value == pytest.approx(2)
+    assert found["stream-stall-share"].value == pytest.approx(50)
+    assert "policy lfu, changed 1 times" in found["stream-hits"].metric
+    assert (found["stream-recall"].value, found["stream-waste"].value) == (pytest.approx(75), pytest.approx(30))
+    assert "10 guesses, 6 used, 2 of these late" in found["stream-waste"].metric
+    assert "stream-recall-misses" not in found
     assert found["stream-resident"].value == pytest.approx(500)
     assert found["stream-peak"].value > 1 and found["stream-peak"].ceiling > 64
 
@@ -202,7 +212,7 @@ def test_the_command_line_refuses_with_a_remedy(stand_ins):
 
 def test_the_tiny_model_streams_with_the_same_bits(tiny_gguf, monkeypatch):
     monkeypatch.setattr(stream, "_program_bytes", lambda case: 400 << 20)
-    case = Case(str(tiny_gguf), ram="20MiB", tokens=TOKENS, prompt=3, pairs=1, threads=1)
+    case = Case(str(tiny_gguf), ram="23MiB", tokens=TOKENS, prompt=3, pairs=1, threads=1)
     found = {result.case.removesuffix(f"-{tiny_gguf.stem}"): result for result in stream.run(case)}
     hits, misses, demands = map(int, re.findall(r"\d+", found["stream-hits"].metric)[:3])
     assert hits + misses == demands > 0 and misses > 0
