@@ -154,8 +154,8 @@ def _prompt(conditions: Conditions, rounds: Sequence[Round]) -> Result:
     """The prompt against the longer of reading what it needed and computing it in RAM."""
     tokens = conditions.case.prompt
     timing = Timing(tuple(one.ours.answer["prefill"] for one in rounds))
-    ceilings = [seconds for one in rounds if (seconds := one.prompt_seconds) is not None]
-    shares = [seconds / one.ours.answer["prefill"] for one in rounds if (seconds := one.prompt_seconds) is not None]
+    ceilings = [seconds for one in rounds if (seconds := one.prompt_seconds)]  # none where nothing was missing
+    shares = [seconds / one.ours.answer["prefill"] for one in rounds if (seconds := one.prompt_seconds)]
     asked = rounds[-1].ours.answer.get("prompt_store", {}).get("io_wanted_bytes", 0)
     read = rounds[-1].ours.answer.get("prompt_bytes", 0)
     return Result(

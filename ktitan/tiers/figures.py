@@ -152,7 +152,7 @@ class _Span:
             "tokens": self._tokens,
             "demands": demands,
             "ram_hits": hits,
-            "hit_rate": _ratio(hits, demands),
+            "hit_rate": _share(hits, demands),
             **{name: self._count(name) for name in ("steps", "sequences", "misses", "evictions", "passed")},
         }
 
@@ -181,13 +181,13 @@ class _Span:
         return {
             "predict_seconds": self._time("predict"),
             "predicted": predicted,
-            "recall": _ratio(self._count("predicted_right"), predicted),
+            "recall": _share(self._count("predicted_right"), predicted),
             "predicted_absent": absent,
-            "recall_of_misses": _ratio(self._count("predicted_absent_right"), absent),
+            "recall_of_misses": _share(self._count("predicted_absent_right"), absent),
             "guesses": guesses,
             "guess_bytes": guess_bytes,
             "guesses_wasted": wasted,
-            "waste_share": _ratio(wasted, guesses),
+            "waste_share": _share(wasted, guesses),
             "wasted_bytes": None if mean is None else wasted * mean,
             "guessing": self._after.get("guess_level", 0) > 0,
             "guess_level": self._after.get("guess_level", 0),
@@ -213,5 +213,5 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _share(part: float, whole: float) -> float | None:
-    """A share of wall time; the ends of the times differ by what it takes to look at both."""
+    """At most 1: two looks while a call runs may be out of step by an event, or by the time that looking takes."""
     return min(1.0, part / whole) if whole else None

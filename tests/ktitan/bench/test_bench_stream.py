@@ -212,7 +212,7 @@ def test_the_command_line_refuses_with_a_remedy(stand_ins):
 
 def test_the_tiny_model_streams_with_the_same_bits(tiny_gguf, monkeypatch):
     monkeypatch.setattr(stream, "_program_bytes", lambda case: 400 << 20)
-    case = Case(str(tiny_gguf), ram="23MiB", tokens=TOKENS, prompt=3, pairs=1, threads=1)
+    case = Case(str(tiny_gguf), ram="26MiB", tokens=TOKENS, prompt=3, pairs=1, threads=1)
     found = {result.case.removesuffix(f"-{tiny_gguf.stem}"): result for result in stream.run(case)}
     hits, misses, demands = map(int, re.findall(r"\d+", found["stream-hits"].metric)[:3])
     assert hits + misses == demands > 0 and misses > 0
