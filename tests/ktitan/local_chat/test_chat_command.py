@@ -79,10 +79,10 @@ def test_zero_is_a_value_and_not_unset(calls):
 def test_a_model_folder_answers(rig, tmp_path):
     links = [ord("\n"), *"😸 ok".encode(), 258]
     folder = rig.save(tmp_path / "model", rig.chain_model(dict(pairwise(links))), rig.byte_tokenizer())
-    result = CliRunner().invoke(app, ["--model_path", str(folder), "--device", "cpu"], input="hi\n")
+    result = CliRunner().invoke(app, ["--model_path", str(folder), "--device", "cpu", "--stats"], input="hi\n")
     assert result.exit_code == 0, result.output
     assert result.stdout == "😸 ok\n"
-    assert "decode 7 tokens" in result.stderr
+    assert "decode 7 tokens" in result.stderr and "nothing is streamed from a drive" in result.stderr
 
 
 def test_a_folder_without_a_tokenizer_is_the_users_error(rig, tmp_path):
