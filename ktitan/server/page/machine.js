@@ -45,17 +45,13 @@ function hitsText(found) {
   return counted.length ? counted.map(share).join(" · ") : null;
 }
 
-/** Whether experts are read ahead, and what share of the misses was foreseen, where that was counted. */
-function prefetchText({ guess_level: level, recall_of_misses: recall }) {
-  const state = level ? t("prefetchOn", { level }) : t("prefetchOff");
-  return recall === null ? state : t("prefetchRecall", { state, share: short(100 * recall) });
-}
-
-/** What the streams do: null in place of what was not counted yet. */
+/** What the streams do; `none` stands for what was not counted. */
 function drawStreaming({ total, recent } = {}, none) {
-  const stall = recent?.stall_share ?? null;
-  $("stall").textContent = stall === null ? none : t("stallText", { share: short(100 * stall) });
-  $("prefetch").textContent = total ? prefetchText(total) : none;
+  const share = (key, part) => ((part ?? null) === null ? none : t(key, { share: short(100 * part) }));
+  const level = total?.guess_level;
+  $("stall").textContent = share("stallText", recent?.stall_share);
+  $("prefetch").textContent = !total ? none : level ? t("prefetchOn", { level }) : t("prefetchOff");
+  $("foreseen").textContent = share("foreseenText", total?.recall_of_misses);
   $("policy").textContent = total?.policy ?? none;
 }
 
