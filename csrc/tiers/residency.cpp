@@ -176,11 +176,6 @@ bool kt_residency_has_room(const kt_residency *residency, int64_t id) {
     return domain.members < domain.slots;
 }
 
-bool kt_residency_has_room(const kt_residency *residency, int64_t id) {
-    const Domain &domain = residency->domains[residency->records[id].domain];
-    return domain.members < domain.slots;
-}
-
 void kt_residency_loaded(kt_residency *residency, int64_t id) {
     Record &record = residency->records[id];
     if (!record.loading) return;

@@ -18,8 +18,8 @@ from ktitan.operator import Operator
 from ktitan.plan.rebudget import KVPlan, share_again
 from ktitan.plan.rows import Plan
 from ktitan.tiers import Budget, parse_budget
-from ktitan.tiers.profile import ProfileFile
 from ktitan.tiers.figures import Figures
+from ktitan.tiers.profile import ProfileFile
 from ktitan.tiers.store import TierStore
 from ktitan.weights.module_weights import BoundWeights
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from ktitan.tiers.reference.cycle import Cycle, CycleAnswer
 from ktitan.tiers.reference.chooser import Chooser, LayerRecord
+from ktitan.tiers.reference.cycle import Cycle, CycleAnswer
 from ktitan.tiers.reference.policies import Policy
 from ktitan.tiers.reference.residency import Answer, Placed, Residency, ResidencySpec
 
