@@ -5,7 +5,7 @@ import pytest
 from ktitan.errors import UnsupportedError
 from ktitan.native import native_reason
 from ktitan.native.decisions import NativeResidency, NativeVram
-from ktitan.tiers.reference import Residency, Vram, VramAnswer
+from ktitan.tiers.reference import Residency, ResidencySpec, Vram, VramAnswer
 from ktitan.tiers.reference.vram import VramSpec
 
 from support.vram_trace import Machine
@@ -162,6 +162,6 @@ def test_a_copy_that_fails_changes_nothing(make):
 @pytest.mark.skipif(native_reason() is not None, reason="no native library")
 @pytest.mark.parametrize(("slots", "spares"), [(2, 2), (-1, 0), (2, -1), (0, 1)])
 def test_sizes_that_cannot_be(slots, spares):
-    ram = NativeResidency([2], [0])
+    ram = NativeResidency(ResidencySpec([2], [0]))
     with pytest.raises(UnsupportedError):
         NativeVram(ram, VramSpec([slots], [spares], [0], [True]), None)
