@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t MOST_DECODED = 8;
 // A window of a comparison: steps that still feel the one before, then those that count.
 constexpr int64_t SETTLING = 2, COUNTED = 4, WINDOW = SETTLING + COUNTED;
-// Pairs of windows in a comparison; from CLEAR_PAIRS on it may end when the difference is more than 1/10 of the time.
-constexpr int64_t PAIRS = 6, CLEAR_PAIRS = 3, CLEAR = 10;
+// Pairs of windows in a comparison, an even number; from CLEAR_PAIRS on it may end when the difference is more than 1/10 of the time.
+constexpr int64_t PAIRS = 6, CLEAR_PAIRS = 4, CLEAR = 10;
 constexpr int64_t SAMPLES = PAIRS * COUNTED;
 
 // What a change must save, as a part of the time of a step: to begin, to go on, for another level.
@@ -22,7 +22,7 @@ constexpr int64_t BUSY = 25, RECENT = 8, BUSY_OF_RECENT = 6;
 
 // Steps between comparisons: twice as many after each that changes nothing, and so many that what the worse side lost is
 // 1/LOST of the time.
-constexpr int64_t FIRST_WAIT = 64, MOST_WAIT = 1024, LOST = 200;
+constexpr int64_t COLD_WAIT = 16, FIRST_WAIT = 64, MOST_WAIT = 1024, LOST = 200;
 // Steps of a stretch; it is another regime than at the last comparison when cost or idle time differ by so much of the time.
 constexpr int64_t STRETCH = 16, OTHER_COST = 10, OTHER_IDLE = 8;
 constexpr int64_t FIRST_RESTART = 32;
@@ -40,6 +40,9 @@ int64_t middle(const int64_t *values, int64_t count) {
     for (int64_t i = cut; i < count - cut; i++) sum += sorted[i];
     return sum / (count - 2 * cut);
 }
+
+// Windows go A B B A A B B A ..., so that what drifts, as a cache that fills, counts for neither.
+bool of_rival(int64_t window) { return (window + 1) / 2 % 2 == 1; }
 
 int64_t absolute(int64_t value) { return value < 0 ? -value : value; }
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -74,7 +77,7 @@ struct kt_controller {
 
     int64_t acting() const {
         if (saturated) return 0;
-        return comparing && window % 2 == 1 ? rival : level;
+        return comparing && of_rival(window) ? rival : level;
     }
     void note_busy(const kt_guess_step &step);
     void compare(bool for_regime);
@@ -122,10 +125,10 @@ void kt_controller::compare(bool for_regime) {
 
 void kt_controller::compare_step(const kt_guess_step &step) {
     if (at++ >= SETTLING) {
-        const bool of_rival = window % 2 == 1;
-        Side &side = of_rival ? its : mine;
+        const bool others = of_rival(window);
+        Side &side = others ? its : mine;
         side.costs[side.count++] = step.stall_ns + step.overhead_ns;
-        if (!of_rival) walls[wall_count++] = step.wall_ns;
+        if (!others) walls[wall_count++] = step.wall_ns;
     }
     if (at < WINDOW) return;
     at = 0;
@@ -139,8 +142,8 @@ void kt_controller::compare_step(const kt_guess_step &step) {
 // Behind a prompt the window begins anew.
 void kt_controller::window_again() {
     const int64_t counted = most(at - SETTLING, 0);
-    (window % 2 == 1 ? its : mine).count -= counted;
-    if (window % 2 == 0) wall_count -= counted;
+    (of_rival(window) ? its : mine).count -= counted;
+    if (!of_rival(window)) wall_count -= counted;
     at = 0;
 }
 
@@ -198,7 +201,7 @@ kt_controller *kt_controller_create(int32_t mode, int64_t full) {
     made->mode = mode;
     made->full = made->last_level = most(full, 1);
     made->level = mode == KT_PREFETCH_ON ? made->full : 0;
-    made->wait = RECENT;
+    made->wait = COLD_WAIT;
     made->spacing = FIRST_WAIT;
     made->restart = FIRST_RESTART;
     made->base_wall = -1;

@@ -12,10 +12,10 @@ MODES = ("off", "on", "auto")
 MOST_DECODED = 8
 SETTLING, COUNTED = 2, 4
 WINDOW = SETTLING + COUNTED
-PAIRS, CLEAR_PAIRS, CLEAR = 6, 3, 10
+PAIRS, CLEAR_PAIRS, CLEAR = 6, 4, 10
 BEGIN, GO_ON, OTHER_LEVEL = 50, 200, 100
 BUSY, RECENT, BUSY_OF_RECENT = 25, 8, 6
-FIRST_WAIT, MOST_WAIT, LOST = 64, 1024, 200
+COLD_WAIT, FIRST_WAIT, MOST_WAIT, LOST = 16, 64, 1024, 200
 STRETCH, OTHER_COST, OTHER_IDLE = 16, 10, 8
 FIRST_RESTART = 32
 
@@ -53,14 +53,19 @@ class _Comparison:
     walls: list[list[int]] = field(default_factory=list)
     steps: list[GuessStep] = field(default_factory=list)  # of this window
 
+    @property
+    def of_rival(self) -> bool:
+        """Whether this window is the rival's: A B B A A B B A ..."""
+        return (self.window + 1) // 2 % 2 == 1
+
     def note(self, step: GuessStep) -> bool:
         """Is it over?"""
         self.steps.append(step)
         if len(self.steps) < WINDOW:
             return False
         counted, self.steps = self.steps[SETTLING:], []
-        (self.its if self.window % 2 else self.mine).append([one.cost for one in counted])
-        if self.window % 2 == 0:
+        (self.its if self.of_rival else self.mine).append([one.cost for one in counted])
+        if not self.of_rival:
             self.walls.append([one.wall_ns for one in counted])
         self.window += 1
         pairs, half = divmod(self.window, 2)
@@ -84,7 +89,7 @@ class Controller:
         self._saturated = False
         self._comparison: _Comparison | None = None
         self._opponent = 0
-        self._wait, self._spacing, self._restart, self._since = RECENT, FIRST_WAIT, FIRST_RESTART, 0
+        self._wait, self._spacing, self._restart, self._since = COLD_WAIT, FIRST_WAIT, FIRST_RESTART, 0
         self._stretch: list[GuessStep] = []
         self._base: tuple[int, int, int] | None = None
         self.gain = 0
@@ -95,7 +100,7 @@ class Controller:
         if self._saturated:
             return 0
         comparison = self._comparison
-        return comparison.rival if comparison is not None and comparison.window % 2 else self._level
+        return comparison.rival if comparison is not None and comparison.of_rival else self._level
 
     def step(self, step: GuessStep) -> int:
         """Note a step; the level of the next one."""
