@@ -1,7 +1,7 @@
 """A synthetic model of experts driven through kt_stream_experts, whose routers foresee four of five choices.
 
-`python -P -m support.guess_program FILE MODE SEED REGIME:STEPS ...` prints what each stretch took, as JSON. FILE is made
-where it is not there. What is computed does not matter; where the time goes does: `think` seconds between two layers.
+`python -P -m support.guess_program FILE MODE SEED REGIME:STEPS ...` prints what each stretch took, as JSON. FILE is
+made where it is not there. What is computed does not matter, where the time goes does.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ from ktitan.tiers.store import StoreLimits, TierStore
 from ktitan.weights.files import stamp_of
 
 LAYERS, EXPERTS, CHOSEN, HIDDEN = 2, 64, 4, 256
-# The width between an expert's products: 2.1 MB each. The kernel lends a throttled drive 0.1 s of its rate after a pause,
-# so what is read at a time must take longer: 2 of these at 13 MB/s.
+# The width between an expert's products: 2.1 MB each. The kernel lends a throttled drive 0.1 s of its rate after a
+# pause, so what is read at a time must take longer: 2 of these at 13 MB/s.
 INNER = 683
 BYTES_A_SECOND = 13_000_000
 RECALL = 0.8
@@ -61,7 +61,7 @@ def make_file(path, inner=INNER):
 class GuessedModel:
     """Layers whose next one is foreseen from `hidden`: router row e reads number e of it."""
 
-    def __init__(self, path, share=0.5, seed=0, recall=RECALL, inner=INNER, prefetch="off", stamped=True, **limits):
+    def __init__(self, path, seed=0, recall=RECALL, inner=INNER, policy="lru", prefetch="off", stamped=True, **limits):
         self.store, self.random, self.recall = TierStore(), random.Random(seed), recall
         self._next = None
         self.may_choose, self.may_guess = [range(EXPERTS)] * LAYERS, [range(EXPERTS)] * LAYERS  # by layer
@@ -76,8 +76,8 @@ class GuessedModel:
         # The first layer's choice for the next token is foreseen in the last layer, too: two layers make a model here.
         for bank, predictor in zip(self.banks, self.predictors[1:] + self.predictors[:1], strict=True):
             bank.struct.next = ctypes.addressof(predictor)
-        cache = int(share * self.store.need.all_bytes)
-        options = CacheOptions(policy="lru", scope="layer", prefetch=prefetch)
+        cache = self.store.need.all_bytes // 2
+        options = CacheOptions(policy=policy, scope="layer", prefetch=prefetch)
         self.store.open(StoreLimits(cache, options=options, **limits), {str(path): stamp_of(path)} if stamped else {})
 
     @staticmethod
@@ -106,14 +106,16 @@ class GuessedModel:
                     row[expert if foreseen else self.random.choice(others)] = 1 + self.random.random()
             if think:
                 time.sleep(think)
-            answers.append(stream_experts(hidden, torch.tensor(now), torch.full((tokens, CHOSEN), 0.25), bank, "float32"))
+            weights = torch.full((tokens, CHOSEN), 1 / CHOSEN)
+            answers.append(stream_experts(hidden, torch.tensor(now), weights, bank, "float32"))
         return torch.stack(answers)
 
 
 def main(path, mode, seed, *stretches):
     """Run stretches of steps."""
     make_file(Path(path))
-    model = GuessedModel(Path(path), seed=int(seed), prefetch=mode)
+    # A policy that has spare slots whether guesses are on or not.
+    model = GuessedModel(Path(path), seed=int(seed), policy="admitting", prefetch=mode)
     found = []
     for stretch in stretches:
         regime, steps = stretch.split(":")

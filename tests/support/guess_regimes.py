@@ -1,7 +1,7 @@
 """A simulated drive and clock under a controller of guesses: layers with absent experts, some of them foreseen.
 
-As the store does it: guesses are asked for once nothing demanded is on its way, as many as level and idle time allow; one
-that is demanded in flight is waited for; a wrong one in flight delays what is demanded.
+As the store does it: guesses are asked for once nothing demanded is on its way, as many as level and idle time allow;
+one that is demanded in flight is waited for; a wrong one in flight delays what is demanded.
 """
 
 import random

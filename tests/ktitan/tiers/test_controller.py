@@ -1,4 +1,4 @@
-"""The controller of guesses: the same decisions in Python and C++, and its promises in three regimes of a simulated drive."""
+"""The controller of guesses: the same decisions in Python and C++, and its promises on a simulated drive."""
 
 import random
 import statistics
@@ -80,7 +80,7 @@ def kind(request):
 
 
 def paired(kind, mode, regimes):
-    """Simulations with `mode` and off on the same random numbers: (simulation, time over that of off) of each stretch."""
+    """`mode` and off on the same random numbers: the simulation, and its time over that of off in each stretch."""
     seed = time.time_ns()
     tried, off = Simulated(kind(mode, FULL), seed), Simulated(kind("off", FULL), seed)
     return tried, [sum(tried.run(*stretch)) / sum(off.run(*stretch)) for stretch in regimes]
