@@ -59,7 +59,8 @@ def _connect(sight: Sight, model: nn.Module, journal: Journal) -> bool:
     if target is None:
         return False
     if sight.table is not None:
-        embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        get: Any = getattr(model, "get_input_embeddings", None)
+        embedding: nn.Module | None = None if get is None else get()
         if embedding is None:
             return False
         journal.add_hook(embedding.register_forward_pre_hook(_teller(sight.table, target)))

@@ -26,6 +26,9 @@ class NativeCycle(Owner):
 
     def __init__(self, sizes: Sequence[int], capacity: int) -> None:
         super().__init__("cycle", library().kt_cycle_create(numbers(sizes), len(sizes), capacity))
+        self._measure()
+
+    def _measure(self) -> None:
         self.pinned, self.ring_bytes = int(self._call("pinned")), int(self._call("ring_bytes"))
 
     def demand(self, record: int) -> tuple[int, int]:

@@ -98,6 +98,7 @@ def library() -> ctypes.CDLL:
 
 
 def numbers(values: Sequence[int], kind: Any = c_int64) -> Any:
+    """A C array of `kind`, at least one long."""
     return (kind * max(len(values), 1))(*values)
 
 

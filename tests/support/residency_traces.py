@@ -14,7 +14,7 @@ HIT, MISS, LOADING, FULL = range(4)
 
 
 class ResidencyTrace:
-    """`run(Residency, NativeResidency, ...)`: all policies, domains, guests, guesses, pins, seeds, failures and resizing."""
+    """All policies, domains, guests, guesses, pins, seeds, failures and resizing."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The store's side of choosing a policy: layers that are looked at, their share, their demands (csrc/tiers/chooser.h)."""
+"""The store's side of choosing a policy: layers looked at, their share, their demands (csrc/tiers/chooser.h)."""
 
 from __future__ import annotations
 

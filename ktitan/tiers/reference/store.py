@@ -160,8 +160,8 @@ class ReferenceStore:
 
         First every record that is there is held, then the others in order until a pool is full: the first wave. Records
         are released in the order in which they were held, and each one that makes room starts a wave.
-        A read of `failing` ends the call when it would be consumed. `tokens` chose each of the records; None: as often as
-        it is named.
+        A read of `failing` ends the call when it would be consumed. `tokens` chose each of the records; None: as often
+        as it is named.
         """
         records = list(records)
         waiting = list(dict.fromkeys(records))

@@ -1,4 +1,4 @@
-"""What policies hit on traces of a trained model, against the figures of another program, and what `auto` makes of them."""
+"""What policies hit on traces of a trained model, against another program's figures, and what `auto` makes of them."""
 
 import numpy as np
 import pytest

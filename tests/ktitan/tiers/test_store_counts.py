@@ -39,7 +39,10 @@ def stored(tmp_path, choose):
     return StoredWeights(tmp_path / "weights.bin", np.random.default_rng(choose.getrandbits(32)))
 
 
-def opened(stored, store, choose, options=CacheOptions("lru", prefetch="off"), least=0.0):
+PLAIN = CacheOptions("lru", prefetch="off")
+
+
+def opened(stored, store, choose, options=PLAIN, least=0.0):
     """Layers of equal experts, and how many of them the store has room for: at least this share."""
     matrices = [packed_matrix("q8_0", EXPERTS * HIDDEN, HIDDEN, stored.rng)[0] for _ in range(3)]
     bank = ExpertBank(EXPERTS, *matrices, activation="silu")
