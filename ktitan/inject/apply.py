@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError, WeightError
-from ktitan.inject.foresee import Foresight, add_foresight
 from ktitan.inject.handle import Handle
 from ktitan.inject.hops import add_hop
 from ktitan.inject.journal import Journal
@@ -106,7 +105,6 @@ class _Application:
         self.phases = Phases()
         self.switches = 0
         self.packed: dict[Hashable, Any] = {}
-        self.foresight: Foresight | None = None
         self.store = make_store(plan)
         if self.store is not None:
             journal.on_roll_back(self.store.close)
@@ -128,8 +126,6 @@ class _Application:
         self._finish()
         if self.store is not None:
             open_store(self.store, self.plan, self.weights, self.progress)
-            if self.plan.cache_options.prefetch != "off":
-                self.foresight = add_foresight(self.model, self.journal)
         self._check()
         if self.plan.adapter is not None:
             adapt(self.model, self.plan.adapter, self.journal)

@@ -16,7 +16,6 @@ from ktitan.native.calls import is_recorded, refuse_gradient
 from ktitan.native.cpu import ARITHMETIC, MatrixStruct
 from ktitan.native.library import loaded
 from ktitan.native.matrix import GGML_TYPES
-from ktitan.native.predict import Predictor
 from ktitan.native.shapes import ExpertShape, MatrixShape
 from ktitan.native.store import EXTENT, IO_FAILED, NativeStore
 from ktitan.native.torch_ops import handle_of
@@ -100,37 +99,10 @@ class StreamBank(_Streamed):
             ACTIVATIONS.index(shape.activation),
         )
 
-    def foresee(self, predictor: Predictor, bank: StreamBank) -> None:
-        """From now on each call looks at which experts `bank`, the next layer's, will be asked for."""
-        struct = predictor.struct(bank.struct.first_record)
-        self._next = (predictor, struct)
-        self.struct.next = ctypes.addressof(struct)
-
     @property
     def nbytes(self) -> int:
         """Bytes that are resident whatever the store holds: the biases."""
         return sum(bias.nbytes for bias in self._biases if bias is not None)
-
-
-def foresee(hidden: torch.Tensor, predictor: Predictor, bank: StreamBank) -> None:
-    """Look from a layer without experts at which ones `bank` will be asked for; hidden [T, H] of its input."""
-    if not bank.store.address:
-        return
-    rows = hidden.detach().contiguous()
-    struct = predictor.struct(bank.struct.first_record)
-    with bank.store.opened() as address:
-        loaded().kt_store_foresee(
-            address, ctypes.byref(struct), rows.data_ptr(), FLOAT_DTYPES[rows.dtype], rows.shape[0]
-        )
-
-
-def foretell(experts: torch.Tensor, bank: StreamBank) -> None:
-    """Tell which experts `bank` will be asked for, int64 [n], the surest first."""
-    if not bank.store.address:
-        return
-    records = (experts + bank.struct.first_record).to(torch.int64).contiguous()
-    with bank.store.opened() as address:
-        loaded().kt_store_foretell(address, records.data_ptr(), len(records))
 
 
 class StreamMatrix(_Streamed):
