@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError, WeightError
+from ktitan.inject.foresee import Foresight, foresee
 from ktitan.inject.handle import Handle
 from ktitan.inject.hops import add_hop
 from ktitan.inject.journal import Journal
@@ -129,11 +130,12 @@ class _Application:
         self._check()
         if self.plan.adapter is not None:
             adapt(self.model, self.plan.adapter, self.journal)
+        foresight = self._foresee()
         refuse_methods(self.model, self.journal)
         if live:
             self._release(replacements, keep_original)
         replaced = [(replacement.decision.path, replacement.stock) for replacement in replacements]
-        handle = Handle(self.model, self.plan, self.journal, replaced, originals, self.store)
+        handle = Handle(self.model, self.plan, self.journal, replaced, originals, self.store, foresight)
         self.journal.set_attribute(self.model, HANDLE_NAME, handle)
         return handle
 
@@ -229,6 +231,12 @@ class _Application:
         for replacement in self.replacements:
             for operator in replacement.operators:
                 operator.self_check()
+
+    def _foresee(self) -> Foresight | None:
+        """Once everything is in place, the pairs of an adapter, too; None where nothing is to be foreseen."""
+        if self.store is None or self.plan.cache_options.prefetch == "off":
+            return None
+        return foresee(self.model, self.store, self.journal)
 
     def _meter(self, progress: Progress | None) -> None:
         total = read_bytes(self.plan, self.weights)

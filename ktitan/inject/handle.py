@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from ktitan.context import KVAllowance
 from ktitan.errors import UnsupportedError
+from ktitan.inject.foresee import Foresight
 from ktitan.inject.journal import Journal
 from ktitan.inject.lora import adapter_bytes
 from ktitan.inject.materialize import stock_dtypes
@@ -42,7 +44,9 @@ class Handle:
         replaced: list[tuple[str, nn.Module]],
         originals: dict[str, torch.Tensor] | None,
         store: TierStore | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
+        self._foresight = foresight
         self._store = store
         self._profiles: dict[str, ProfileFile] = {}  # other than the plan's
         self.plan = plan
@@ -67,7 +71,9 @@ class Handle:
                 such as hit_rate (0 to 1), read_bytes_per_token, stall_seconds, stall_share, drive_bytes_per_second,
                 recall, recall_of_misses, waste_share, policy (a name).
 
-            "store" and "figures" are None where nothing is streamed, or not any more.
+            foresight: which layers with streamed experts are foreseen, and why not the others.
+
+            "store", "figures" and "foresight" are None where nothing is streamed, or not any more.
         """
         held: dict[str, int] = {}
         seen: set[int] = set()
@@ -87,12 +93,15 @@ class Handle:
         if store is not None:
             held["ram"] = held.get("ram", 0) + int(store["arena_bytes"])
             figures = Figures.between(None, store, self.store_seconds).as_dict()
+        if self._foresight is not None:
+            held["ram"] = held.get("ram", 0) + self._foresight.nbytes
         return {
             "resident_bytes": held,
             "planned_bytes": self.plan.totals,
             "limits": self.plan.limits,
             "store": store,
             "figures": figures,
+            "foresight": None if self._foresight is None else asdict(self._foresight),
         }
 
     def store_stats(self) -> dict[str, Any] | None:
@@ -192,7 +201,7 @@ class Handle:
         stock_tensors = {path: self._tensors(path, stock) for path, stock in self._replaced}
         kept = self._loaded_state()
         journal.roll_back()
-        self._store = None
+        self._store = self._foresight = None
         for path, stock in self._replaced:
             _set_tensors(stock, stock_tensors[path])
         for table, name, tensor in kept:
@@ -242,6 +251,7 @@ class Handle:
         )
         left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None, "_left": {}}
         left_out["_store"], left_out["_profiles"] = None, {}
+        left_out["_foresight"] = None
         return {**self.__dict__, **left_out}
 
     def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ktitan import env
 from ktitan.errors import HardwareError, UnsupportedError
@@ -20,6 +21,7 @@ __all__ = [
     "State",
     "built_isa",
     "checked_count",
+    "declared",
     "isa",
     "loaded",
     "set_threads",
@@ -56,6 +58,7 @@ _SIGNATURES = {
     "kt_store_seed": "pqdi",
     "kt_store_warm": "ppq",
     "kt_store_tokens": "pp",
+    "kt_predict": "ppiqqp",
     "kt_stream_experts": "ppiqpqpip",
     "kt_stream_linear": "pqqppiqpip",
     "kt_stream_rows": "ppqppqp",
@@ -208,8 +211,15 @@ def _missing_reason(path: Path, note: Path) -> str | None:
 
 
 def _declare(handle: ctypes.CDLL) -> None:
-    """Give every function its argument types: p an address, q 64 bits, i 32 bits, d a double."""
-    kinds = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "s": ctypes.c_char_p}
-    kinds["d"] = ctypes.c_double
+    """Give every function its argument types."""
     for name, letters in _SIGNATURES.items():
-        getattr(handle, name).argtypes = [kinds[letter] for letter in letters]
+        declared(handle, name, letters)
+
+
+def declared(handle: ctypes.CDLL, name: str, letters: str) -> Any:
+    """The function `name` with its argument types: p an address, q 64 bits, i 32 bits, d a double, s a path."""
+    kinds: dict[str, Any] = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "s": ctypes.c_char_p}
+    kinds["d"] = ctypes.c_double
+    function = getattr(handle, name)
+    function.argtypes = [kinds[letter] for letter in letters]
+    return function

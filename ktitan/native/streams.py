@@ -16,6 +16,7 @@ from ktitan.native.calls import is_recorded, refuse_gradient
 from ktitan.native.cpu import ARITHMETIC, MatrixStruct
 from ktitan.native.library import loaded
 from ktitan.native.matrix import GGML_TYPES
+from ktitan.native.predict import Predictor
 from ktitan.native.shapes import ExpertShape, MatrixShape
 from ktitan.native.store import EXTENT, IO_FAILED, NativeStore
 from ktitan.native.torch_ops import handle_of
@@ -84,6 +85,8 @@ class StreamBank(_Streamed):
         self.intermediate = shape.down.columns
         self._places = np.array(places, np.int64)
         self._biases = (shape.gate_bias, shape.up_bias, shape.down_bias)
+        self.first_record = first_record
+        self.next: Predictor | None = None
         self.struct = _BankStruct(
             None,
             self._places.ctypes.data,
@@ -98,6 +101,11 @@ class StreamBank(_Streamed):
             self.intermediate,
             ACTIVATIONS.index(shape.activation),
         )
+
+    def foresee(self, predictor: Predictor) -> None:
+        """Let each call of few tokens guess what the layer of `predictor` will choose, from its own input."""
+        self.next = predictor
+        self.struct.next = predictor.address
 
     @property
     def nbytes(self) -> int:

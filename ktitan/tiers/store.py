@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from ktitan.errors import UnsupportedError
 from ktitan.formats import Span
 from ktitan.native import ExpertShape, MatrixShape, native_reason
 from ktitan.native.profile import record_tokens, seed_records, warm_records
+from ktitan.native.predict import Predictor
 from ktitan.native.store import NativeRecord, NativeStore, StoreSizes
 from ktitan.native.streams import StreamBank, StreamMatrix, StreamTable
 from ktitan.tiers.options import AUTOMATIC, HALF_LIFE_TOKENS, POLICIES, CacheOptions
@@ -58,13 +60,18 @@ class _Table:
 
 
 class TierStore:
-    """Owner of what is streamed of one model."""
+    """Owner of what is streamed of one model.
+
+    Attributes:
+        banks: the layers with experts, by path, in the order of the model.
+    """
 
     def __init__(self) -> None:
         self._native = NativeStore()
         self._records: list[Record] = []
         self._layers: list[int] = []  # of each record; -1: dense
         self._tables: list[_Table] = []
+        self.banks: dict[str, StreamBank] = {}
         self._shares: Shares | None = None
         self._options = AUTOMATIC
         self._opened_at = 0.0  # by time.monotonic
@@ -85,7 +92,9 @@ class TierStore:
         self._records += records
         self._layers += [max(self._layers, default=-1) + 1] * len(records)
         places = [record.places if shape.gate is not None else (0, *record.places) for record in records]
-        return StreamBank(self._native, first, [(gate, up, down) for gate, up, down in places], shape)
+        bank = StreamBank(self._native, first, [(gate, up, down) for gate, up, down in places], shape)
+        self.banks[path] = bank
+        return bank
 
     def add_matrix(self, path: str, record: Record, shape: MatrixShape) -> StreamMatrix:
         """Enter the weight of a dense layer, in the order of use; the record has one part.
@@ -233,6 +242,13 @@ class TierStore:
     def open_seconds(self) -> float:
         """Wall time since the store was opened."""
         return time.monotonic() - self._opened_at
+    def foresee(self, predictor: Predictor, hidden: torch.Tensor) -> None:
+        """Guess what the layer of `predictor` will choose from `hidden` [T, H], and read early what may be."""
+        self._native.foresee(predictor, hidden)
+
+    def foretell(self, records: Sequence[int]) -> None:
+        """The same for records that are known to be asked for, the first ones first."""
+        self._native.foretell(records)
 
     def drop(self) -> None:
         """Forget what is resident of the experts."""
