@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ktitan.errors import UnsupportedError
 from ktitan.inject.foresee import Foresight
 from ktitan.inject.journal import Journal
 from ktitan.inject.lora import adapter_bytes
+from ktitan.inject.recording import TraceRecorder, start_recording
 from ktitan.inject.materialize import stock_dtypes
 from ktitan.operator import Operator
 from ktitan.plan.rebudget import KVPlan, share_again
@@ -162,6 +164,29 @@ class Handle:
 
         Args:
             budget: as for `optimize_and_load`; tiers that it does not name keep their limits.
+    def record_trace(self, path: str | Path) -> TraceRecorder:
+        """Record what the routers choose from now on, for `ktitan bench replay` (`ktitan.tiers.trace`).
+
+        Any operator may compute the experts. Predictions from the layer before are recorded beside the choices, where
+        there are any. At most 256 MiB are kept in memory; what comes later is left out, with a warning.
+
+        Args:
+            path: of the .npz, which `close()` or the end of `with` writes.
+
+        Raises:
+            UnsupportedError: no layers with routed experts, or this is a copy of an injected model.
+            IoError: there is no such folder.
+        """
+        if self._journal is None:
+            raise UnsupportedError(
+                "this model is a copy of an injected one, or was unpickled", "record_trace", "record the original"
+            )
+        recorder = start_recording(self._model, Path(path), str(getattr(self._model.config, "name_or_path", "")))
+        self._journal.on_roll_back(recorder.release)
+        return recorder
+
+    def rebudget(self, budget: str) -> None:
+        """Change the budget of the running model.
 
         Raises:
             BudgetError: not a budget, or too small for what the model needs and its live KV caches hold, or more than
