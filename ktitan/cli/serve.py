@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +19,13 @@ from ktitan.local_chat.arguments import (
     Plugin,
     Profile,
     Ram,
+    RecordTrace,
     Rules,
     Threads,
     VerifyWeights,
     Vram,
     budget_text,
+    recorded,
 )
 from ktitan.local_chat.command import Dtype
 from ktitan.local_chat.known_names import takes_known_names
@@ -59,6 +62,7 @@ def serve(
     ram: Ram = None,
     cache: Cache = None,
     profile: Profile = None,
+    record_trace: RecordTrace = None,
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
@@ -89,6 +93,7 @@ def serve(
         plugin=plugin,
         threads=threads,
         no_color=no_color,
+        record_trace=record_trace,
         host=host,
         port=port,
         api_keys=tuple(api_key or ()),
@@ -110,6 +115,7 @@ def start_server(
     plugin: str | None,
     threads: int | None,
     no_color: bool,
+    record_trace: Path | None = None,
     **options: Any,
 ) -> None:
     """Bind, load and serve until a signal.
@@ -121,6 +127,7 @@ def start_server(
         plugin: module to import first.
         threads: threads on the CPU; None leaves them.
         no_color: plain text on stderr.
+        record_trace: file for what the routers chose, written once no answer runs; None: not recorded.
         options: fields of `ktitan.server.options.ServerOptions`; without `api_keys` those of KTITAN_API_KEY are taken.
 
     Raises:
@@ -145,12 +152,13 @@ def start_server(
         from ktitan.server.run import serve_model
 
         url = url_of(listener)
-        serve_model(
-            loaded,
-            tokenizer,
-            model,
-            settings,
-            listener,
-            ready=lambda: console.print(f"serving at {url}/v1 (Ctrl-C ends)"),
-            ended=lambda: save_profile(loaded, chosen),
-        )
+        with recorded(loaded, record_trace):
+            serve_model(
+                loaded,
+                tokenizer,
+                model,
+                settings,
+                listener,
+                ready=lambda: console.print(f"serving at {url}/v1 (Ctrl-C ends)"),
+                ended=lambda: save_profile(loaded, chosen),
+            )

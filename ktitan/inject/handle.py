@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ class Handle:
         foresight: Foresight | None = None,
     ) -> None:
         self._foresight = foresight
+        self._recorder: TraceRecorder | None = None
         self._store = store
         self._profiles: dict[str, ProfileFile] = {}  # other than the plan's
         self.plan = plan
@@ -156,14 +156,6 @@ class Handle:
         if self._journal is not None:
             self._journal.set_attribute(self._model, "generation_config", config)
 
-    def rebudget(self, budget: str | Budget) -> None:
-        """Change the budget of the running model, between two calls of it, from any thread.
-
-        Weights that were read stay; the KV cache gets what was planned for it, and streamed weights what is left: those
-        stay that matter most. Where that is too little, the KV cache may hold fewer tokens. No answer changes.
-
-        Args:
-            budget: as for `optimize_and_load`; tiers that it does not name keep their limits.
     def record_trace(self, path: str | Path) -> TraceRecorder:
         """Record what the routers choose from now on, for `ktitan bench replay` (`ktitan.tiers.trace`).
 
@@ -183,10 +175,26 @@ class Handle:
             )
         recorder = start_recording(self._model, Path(path), str(getattr(self._model.config, "name_or_path", "")))
         self._journal.on_roll_back(recorder.release)
+        self._recorder = recorder
         return recorder
 
-    def rebudget(self, budget: str) -> None:
-        """Change the budget of the running model.
+    def end_recording(self) -> None:
+        """Write the trace that was begun last, where `with` will not come to its end; nothing without one.
+
+        Raises:
+            IoError: it cannot be written.
+        """
+        if self._recorder is not None and self._recorder.tokens:
+            self._recorder.close()
+
+    def rebudget(self, budget: str | Budget) -> None:
+        """Change the budget of the running model, between two calls of it, from any thread.
+
+        Weights that were read stay; the KV cache gets what was planned for it, and streamed weights what is left: those
+        stay that matter most. Where that is too little, the KV cache may hold fewer tokens. No answer changes.
+
+        Args:
+            budget: as for `optimize_and_load`; tiers that it does not name keep their limits.
 
         Raises:
             BudgetError: not a budget, or too small for what the model needs and its live KV caches hold, or more than
@@ -255,6 +263,7 @@ class Handle:
         twin._model, twin._store = copy.deepcopy(self._model, memo), self._store
         twin._profiles = {}
         twin._journal, twin._replaced, twin._originals, twin._left = None, [], None, {}
+        twin._recorder = None
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,8 +284,8 @@ class Handle:
             notes=plan.notes,
         )
         left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None, "_left": {}}
-        left_out["_store"], left_out["_profiles"] = None, {}
-        left_out["_foresight"] = None
+        left_out["_store"] = left_out["_foresight"] = left_out["_recorder"] = None
+        left_out["_profiles"] = {}
         return {**self.__dict__, **left_out}
 
     def _tensors(self, path: str, stock: nn.Module) -> dict[str, torch.Tensor]:

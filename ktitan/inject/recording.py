@@ -95,6 +95,7 @@ class TraceRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        # Without a step there is nothing to write; an error on its way says more than that.
         if kind is None or self.tokens:
             self.close()
 

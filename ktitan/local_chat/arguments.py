@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,12 +23,14 @@ __all__ = [
     "Plugin",
     "Profile",
     "Ram",
+    "RecordTrace",
     "Rules",
     "Threads",
     "VerifyWeights",
     "Vram",
     "budget_text",
     "one_adapter",
+    "recorded",
 ]
 
 
@@ -66,6 +70,12 @@ Profile = Annotated[
         "--profile", metavar="FILE", help="Streamed experts that were chosen: read at the start, added to at the end."
     ),
 ]
+RecordTrace = Annotated[
+    Path | None,
+    typer.Option(
+        "--record-trace", dir_okay=False, metavar="FILE", help="Write what the routers chose to this .npz at the end."
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]
 Context = Annotated[
     int | None, typer.Option("--context", "-c", min=1, help="Tokens of KV cache to plan for; the server ends there.")
@@ -89,6 +99,20 @@ def budget_text(budget: str | None, vram: str | None, ram: str | None) -> str | 
     """One budget from `--budget`, `--vram` and `--ram`; None when none is given."""
     limits = [budget, f"vram={vram}" if vram else None, f"ram={ram}" if ram else None]
     return ",".join(filter(None, limits)) or None
+
+
+@contextmanager
+def recorded(model: Any, path: Path | None) -> Iterator[Any]:
+    """Record the model's routing into `path` while the block runs; yields the recorder, None without a path.
+
+    Raises:
+        KtitanError: as `model.ktitan.record_trace`, or the trace cannot be written at the end.
+    """
+    if path is None:
+        yield None
+    else:
+        with model.ktitan.record_trace(path) as recorder:
+            yield recorder
 
 
 def one_adapter(given: list[Path] | None) -> Path | None:

@@ -21,12 +21,14 @@ from ktitan.local_chat.arguments import (
     Plugin,
     Profile,
     Ram,
+    RecordTrace,
     Rules,
     Threads,
     VerifyWeights,
     Vram,
     budget_text,
     one_adapter,
+    recorded,
 )
 from ktitan.local_chat.known_names import takes_known_names
 from ktitan.local_chat.options import ChatOptions, read_prompt
@@ -68,6 +70,7 @@ def chat(
     ram: Ram = None,
     cache: Cache = None,
     profile: Profile = None,
+    record_trace: RecordTrace = None,
     device: Device = None,
     context: Context = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
@@ -106,6 +109,7 @@ def chat(
         threads=threads,
         no_color=no_color,
         stats=stats,
+        record_trace=record_trace,
     )
     code = _run(options, read_prompt(prompt, prompt_file), plugin)
     if code:
@@ -135,6 +139,7 @@ def _run(options: ChatOptions, prompt: str | None, plugin: str | None) -> int:
     model, tokenizer = load_model(options, console)
     session = Session(model, tokenizer, options, console)
     try:
-        return session.run(Reader(console)) if prompt is None else session.run_once(prompt)
+        with recorded(model, options.record_trace):
+            return session.run(Reader(console)) if prompt is None else session.run_once(prompt)
     finally:
         save_profile(model, options)

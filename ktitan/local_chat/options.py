@@ -26,6 +26,7 @@ class ChatOptions:
         threads: threads on the CPU; None leaves them.
         no_color: plain text on stderr.
         stats: after each answer, say what its streams did.
+        record_trace: file for what the routers chose; None: not recorded.
     """
 
     model: str
@@ -35,6 +36,7 @@ class ChatOptions:
     threads: int | None = None
     no_color: bool = False
     stats: bool = False
+    record_trace: Path | None = None
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:

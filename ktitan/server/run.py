@@ -120,6 +120,7 @@ def serve_model(
         ended()
     if service.engine.running is not None:
         # A forward pass that does not end would hold up Python's exit for as long as it likes.
+        model.ktitan.end_recording()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
