@@ -1,0 +1,118 @@
+"""Recorded routing: what the routers chose, for any operator, and the fixture's trace and recall."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import ktitan
+from ktitan.errors import IoError, UnsupportedError
+from ktitan.tiers.trace import load_trace
+
+from support.operator_rig import fresh_seed
+from support.tiny_models import on_meta, random_ids, save_tiny
+
+STOCK = {"version": 1, "rules": []}
+
+
+def by(operator):
+    return {"version": 1, "rules": [{"match": {"name": r".*\.experts"}, "replace": {"class": operator}}]}
+
+
+@pytest.fixture(scope="module", params=["deepseek_v3", "mixtral"])
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("recorded") / "m"
+    save_tiny(request.param, path, seed=fresh_seed())
+    return path
+
+
+def loaded(folder, which):
+    return ktitan.optimize_and_load(on_meta(folder), which, weights=folder, device="cpu")
+
+
+def forward(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def test_every_operator_gives_the_stock_model_s_choices(folder, tmp_path):
+    found = {}
+    ids = random_ids(1, 20, fresh_seed())
+    for name, which in (("stock", STOCK), *((one, by(one)) for one in ("experts.cpu", "experts.torch", "experts.streamed"))):
+        model = loaded(folder, which)
+        before = forward(model, ids)
+        with model.ktitan.record_trace(tmp_path / f"{name}.npz") as recorder:
+            assert torch.equal(forward(model, ids), before)
+            forward(model, ids[:, :2])
+        forward(model, ids)
+        assert recorder.tokens == 22
+        found[name] = load_trace(tmp_path / f"{name}.npz")
+    stock = found["stock"]
+    routers = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    assert stock.topk.shape == (len(routers), 22, routers[0].top_k) and stock.n_experts == len(routers[0].weight)
+    assert stock.row_starts.tolist() == [0, 22]
+    for one in found.values():
+        # The first layers compute from the same bits.
+        assert (one.topk[0] == stock.topk[0]).all() and (one.topk == stock.topk).mean() > 0.9
+    first = stock.layer_ids[0]
+    assert (stock.predicted[0] >= 0).any() == (first > 0) and (stock.predicted[1] >= 0).any()
+
+
+def test_what_goes_wrong(folder, tmp_path):
+    model = loaded(folder, by("experts.cpu"))
+    with pytest.raises(IoError, match="no file can be written"):
+        model.ktitan.record_trace(tmp_path / "missing" / "t.npz")
+    with pytest.raises(UnsupportedError, match="nothing was recorded"), model.ktitan.record_trace(tmp_path / "t.npz"):
+        pass
+    recorder = model.ktitan.record_trace(tmp_path / "t.npz")
+    twin = copy.deepcopy(model)
+    forward(twin, random_ids(1, 5))
+    with pytest.raises(UnsupportedError, match="a copy"):
+        twin.ktitan.record_trace(tmp_path / "u.npz")
+    assert recorder.tokens == 0
+    forward(model, random_ids(1, 5))
+    model.ktitan.undo()
+    forward(model, random_ids(1, 5))
+    recorder.close()
+    recorder.close()
+    assert load_trace(tmp_path / "t.npz").tokens == 5
+
+
+def test_an_error_leaves_what_was_recorded(folder, tmp_path):
+    model = loaded(folder, by("experts.cpu"))
+    with pytest.raises(KeyboardInterrupt), model.ktitan.record_trace(tmp_path / "t.npz"):
+        forward(model, random_ids(1, 5))
+        raise KeyboardInterrupt
+    assert load_trace(tmp_path / "t.npz").tokens == 5
+
+
+def test_a_model_without_experts_is_refused(tmp_path):
+    save_tiny("llama", tmp_path / "m")
+    with pytest.raises(UnsupportedError, match="no layer has routed experts"):
+        loaded(tmp_path / "m", STOCK).ktitan.record_trace(tmp_path / "t.npz")
+
+
+def recall(trace, most):
+    """[L]: of the experts that were chosen, the share among the `most` foreseen ones."""
+    return (trace.topk[..., :, None] == trace.predicted[..., None, :most]).any(-1).mean((1, 2))
+
+
+@pytest.mark.fixtures
+def test_the_trained_model_gives_the_fixture_s_trace_and_recall(fixtures_dir, tmp_path):
+    rows = 4
+    ids = torch.from_numpy(np.load(fixtures_dir / "fixtures" / "eval_ids.npy")[:rows].astype(np.int64))
+    expected = load_trace(fixtures_dir / "fixtures" / "trace_dsv3_notables.npz")
+    model, _ = ktitan.load(fixtures_dir / "models" / "tiny-dsv3", rules=STOCK, device="cpu", dtype="float32")
+    with model.ktitan.record_trace(tmp_path / "t.npz"):
+        for row in ids:
+            forward(model, row[None])
+    trace = load_trace(tmp_path / "t.npz")
+    assert trace.layer_ids.tolist() == expected.layer_ids.tolist() and trace.n_experts == expected.n_experts
+    same = np.sort(trace.topk, -1) == np.sort(expected.topk[:, : ids.numel()], -1)
+    assert same.all(-1).mean() > 0.999
+    for most, overall, between in ((4, 0.72, 0.77), (8, 0.85, 0.89)):
+        by_layer = recall(trace, most)
+        assert abs(by_layer.mean() - overall) < 0.01 and abs(by_layer[1:].mean() - between) < 0.01
+        # Out of a dense layer less is foreseen.
+        assert by_layer[0] < between - 0.2
