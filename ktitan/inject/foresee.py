@@ -48,7 +48,9 @@ class Foresight:
     def summary(self) -> str:
         """One line."""
         why = "; ".join(f"{reason} ({count})" for reason, count in Counter(self.reasons.values()).items())
-        return f"experts of {self.foreseen} of {self.layers} layers are foreseen" + (f" (why not: {why})" if why else "")
+        return f"experts of {self.foreseen} of {self.layers} layers are foreseen" + (
+            f" (why not: {why})" if why else ""
+        )
 
 
 def foresee(model: nn.Module, store: TierStore, journal: Journal) -> Foresight:

@@ -15,8 +15,8 @@ from ktitan.errors import UnsupportedError
 from ktitan.inject.foresee import Foresight
 from ktitan.inject.journal import Journal
 from ktitan.inject.lora import adapter_bytes
-from ktitan.inject.recording import TraceRecorder, start_recording
 from ktitan.inject.materialize import stock_dtypes
+from ktitan.inject.recording import TraceRecorder, start_recording
 from ktitan.operator import Operator
 from ktitan.plan.rebudget import KVPlan, share_again
 from ktitan.plan.rows import Plan

@@ -81,7 +81,9 @@ class TraceRecorder:
         trace = self._log.trace(self._model)
         if trace is None:
             raise UnsupportedError(
-                "nothing was recorded: the model has not run", str(self.path), "generate some tokens while it is recorded"
+                "nothing was recorded: the model has not run",
+                str(self.path),
+                "generate some tokens while it is recorded",
             )
         save_trace(self.path, trace)
         logger.info("%s: %d tokens of %d layers recorded", self.path, trace.tokens, trace.layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -57,7 +58,9 @@ def _rows(module: nn.Module) -> int:
     return len(weight) if weight is not None and weight.dim() == 2 and not weight.is_meta else 0
 
 
-def _probe(block: nn.Module, name: str, router: nn.Module, experts_name: str) -> tuple[torch.Tensor, torch.Tensor] | str:
+def _probe(
+    block: nn.Module, name: str, router: nn.Module, experts_name: str
+) -> tuple[torch.Tensor, torch.Tensor] | str:
     """Random rows [T, H], and what the stock block makes the experts compute for them [T, K]."""
     calls: list[Call] = []
     children: dict[str, nn.Module] = {
@@ -67,11 +70,9 @@ def _probe(block: nn.Module, name: str, router: nn.Module, experts_name: str) ->
     with plainly():
         generator = torch.Generator().manual_seed(0)
         rows = torch.cat([torch.randn((_PROBE_TOKENS, width), generator=generator) * size for size in _PROBE_SIZES])
-        try:
+        with suppress(*PROBE_FAULTS):  # the experts' call counts, if it came
             children[name] = float32_copy(router)
             type(block).forward(shell_of(block, children), rows[None])
-        except PROBE_FAULTS:
-            pass  # the experts' call counts, if it came
     call = next((call for call in calls if call.name == experts_name), None)
     index = next((one for one in call.rest if not one.is_floating_point()), None) if call is not None else None
     if call is None or index is None or index.dim() != 2:

@@ -57,7 +57,7 @@ class StandIn(nn.Module):
 
 
 def shell_of(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
-    """`module` with other children, in eval mode; it shares the attributes, and its own tensors as float32 on the CPU."""
+    """`module` with other children, in eval mode; attributes are shared, its own tensors float32 on the CPU."""
     shell = copy.copy(module)
     tensors = {
         table: {name: None if one is None else _plain(one) for name, one in vars(module)[table].items()}

@@ -1,7 +1,7 @@
 """Which layer can be foreseen from which: its own norm and router on the input of the MLP before it.
 
-With x the residual stream, the MLP of layer L sees h = x_hat * w_L. The attention and MLP between change x little, so the
-router of layer L + 1 is guessed to see x_hat * w_{L+1} = h * (w_{L+1} / w_L).
+With x the residual stream, the MLP of layer L sees h = x_hat * w_L. The attention and MLP between change x little, so
+the router of layer L + 1 is guessed to see x_hat * w_{L+1} = h * (w_{L+1} / w_L).
 """
 
 from __future__ import annotations

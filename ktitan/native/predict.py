@@ -135,7 +135,8 @@ class Predictor:
         )
         if status:
             raise HardwareError(
-                f"the native library refused a prediction (status {status})", remedy="reinstall ktitan; its parts differ"
+                f"the native library refused a prediction (status {status})",
+                remedy="reinstall ktitan; its parts differ",
             )
         return experts
 

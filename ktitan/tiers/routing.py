@@ -37,7 +37,7 @@ class Router:
         return int(self.weight.shape[0])
 
     def choose(self, hidden: torch.Tensor, most: int, scale: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden [T, H], times `scale` [H] -> the best `most` experts, best first, [T, most]; -1 behind the last one."""
+        """hidden [T, H], times `scale` [H] -> the best `most` experts, [T, most], best first, then -1."""
         device = self.weight.device
         rows = hidden.to(device, torch.float32)
         if scale is not None:

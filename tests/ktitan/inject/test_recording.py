@@ -39,7 +39,10 @@ def forward(model, ids):
 def test_every_operator_gives_the_stock_model_s_choices(folder, tmp_path):
     found = {}
     ids = random_ids(1, 20, fresh_seed())
-    for name, which in (("stock", STOCK), *((one, by(one)) for one in ("experts.cpu", "experts.torch", "experts.streamed"))):
+    for name, which in (
+        ("stock", STOCK),
+        *((one, by(one)) for one in ("experts.cpu", "experts.torch", "experts.streamed")),
+    ):
         model = loaded(folder, which)
         before = forward(model, ids)
         with model.ktitan.record_trace(tmp_path / f"{name}.npz") as recorder:
