@@ -113,6 +113,8 @@ class ResidencyTrace:
 
     def acquire(self):
         record, tokens = self.random.randrange(len(self.pool)), self.random.choice([0, 1, 1, 1, 2, 30])
+        if self.guesses and self.random.random() < 0.3:
+            record = self.random.choice(sorted(self.guesses))
         rivals, first = self.rivals(record), self.first_to_leave(record)
         answer = LOADING if record in self.loading else HIT if record in self.there else MISS
         placed = Placed(*self.both.acquire(record, tokens))
@@ -232,41 +234,38 @@ class AutoTrace:
     def __init__(self, seed):
         self.random = random.Random(seed)
         draw = self.random.randint
-        self.experts = [draw(2, 16) for _ in range(draw(1, 4))]
-        growth = self.random.choice([1.0, 2 ** (1 / 32), 2 ** (1 / 4)])
-        self.spec = AutoSpec(self.experts, *self.draw_sizes(), draw(1, 8), growth)
+        self.experts = [draw(4, 16) for _ in range(draw(1, 3))]
+        self.growth = self.random.choice([1.0, 2 ** (1 / 32), 2 ** (1 / 4)])
+        self.spec = AutoSpec(self.experts, *self.draw_sizes(), draw(1, 8), self.growth)
+        self.weights = [[self.random.random() ** 2 for _ in range(experts)] for experts in self.experts]
 
     def draw_sizes(self):
         return [self.random.randint(1, experts) for experts in self.experts], self.random.randint(0, 4)
 
-    def run(self, *kinds, demands=120):
-        both = Together(*(kind(self.spec) for kind in kinds))
-        seen = set()
-        weights = [[self.random.random() ** 3 for _ in range(experts)] for experts in self.experts]
-        for _ in range(demands):
-            if self.random.random() < 0.02:
-                self.change(both, weights)
-            both.step(self.random.choice([1, 1, 1, 40]))
+    def run(self, *kinds, demands=2500):
+        self.both = Together(*(kind(self.spec) for kind in kinds))
+        since = self.both.policy()
+        for number in range(demands):
+            if self.random.random() < 0.003:
+                self.change()
+            self.both.step(self.random.choice([1, 1, 1, 40]))
             layer = self.random.randrange(len(self.experts))
-            some = self.random.randint(1, self.experts[layer])
-            chosen = {*self.random.choices(range(self.experts[layer]), weights[layer], k=some)}
-            # Enough of them for comparisons: each demand stands for many tokens' worth.
-            for _ in range(self.random.choice([1, 20])):
-                both.demand(layer, sorted(chosen), [self.random.randint(1, 3) for _ in chosen])
-            seen.add(both.policy())
-            rates = both.rates()
-            assert all(-1 <= rate <= 1 for rate in rates)
-        return seen
+            chosen = self.random.choices(range(self.experts[layer]), self.weights[layer], k=self.random.randint(1, 4))
+            wanted = Counter(chosen)
+            self.both.demand(layer, sorted(wanted), [wanted[expert] for expert in sorted(wanted)])
+            if self.both.policy() != since or number % 100 == 0:
+                since = self.both.policy()
+                assert all(-1 <= rate <= 1 for rate in self.both.rates())
 
-    def change(self, both, weights):
+    def change(self):
         layer = self.random.randrange(len(self.experts))
         kind = self.random.randrange(4)
         if kind == 0:
-            both.sequence()
+            self.both.sequence()
         elif kind == 1:
-            self.random.shuffle(weights[layer])
+            self.random.shuffle(self.weights[layer])
         elif kind == 2:
             expert, pinned = self.random.randrange(self.experts[layer]), self.random.random() < 0.8
-            both.seed(layer, expert, self.random.random() * 50, pinned)
+            self.both.seed(layer, expert, self.random.random() * 50, pinned)
         else:
-            both.resize(*self.draw_sizes())
+            self.both.resize(*self.draw_sizes())

@@ -35,7 +35,7 @@ def test_residency_in_both():
 
 @needs_library
 def test_auto_in_both():
-    run_many(AutoTrace, Auto, NativeAuto, traces=100)
+    run_many(AutoTrace, Auto, NativeAuto, traces=12)
 
 
 @needs_library
