@@ -56,7 +56,7 @@ class Figures:
         predicted_absent: of `predicted`, not in RAM when predicted.
         recall_of_misses: share of these that was foretold: all that reading ahead could save.
         guesses: reads of what was foretold and absent.
-        guess_bytes: of these reads.
+        guess_bytes: of the records that these brought.
         guesses_used: that were asked for while they were there or on their way, and so became ram_hits.
         guesses_late: of these, still on their way.
         guesses_wasted: that made room for others unused, or failed.
@@ -177,7 +177,7 @@ class _Span:
         guesses, wasted, guess_bytes = (self._count(name) for name in ("guesses", "guesses_wasted", "guess_bytes"))
         predicted, absent = self._count("predicted"), self._count("predicted_absent")
         mean = _ratio(guess_bytes, guesses)
-        was_compared = self._after.get("guess_steps", 0) > 0
+        gain_ns = self._after.get("guess_gain_ns", 0)  # 0 before a comparison
         return {
             "predict_seconds": self._time("predict"),
             "predicted": predicted,
@@ -191,7 +191,7 @@ class _Span:
             "wasted_bytes": None if mean is None else wasted * mean,
             "guessing": self._after.get("guess_level", 0) > 0,
             "guess_level": self._after.get("guess_level", 0),
-            "guess_gain_seconds": self._after.get("guess_gain_ns", 0) / 1e9 if was_compared else None,
+            "guess_gain_seconds": gain_ns / 1e9 if gain_ns else None,
             **{name: self._count(name) for name in ("guesses_used", "guesses_late", "guess_changes")},
         }
 

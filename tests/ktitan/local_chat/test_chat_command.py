@@ -10,6 +10,7 @@ import ktitan.api
 from ktitan.local_chat.__main__ import app
 
 LOAD = {"gguf_path": None, "rules": "auto", "device": None, "dtype": "auto", "budget": None, "context": None}
+LOAD["cache"] = None
 STREAM = {
     "temperature": None,
     "top_p": None,
@@ -20,7 +21,7 @@ STREAM = {
     "greedy": None,
     "max_new_tokens": 1000,
     "ignore_eos": False,
-    "chunk_tokens": 512,
+    "chunk_tokens": None,
 }
 
 LENGTHS = {"max_new_tokens": 7, "ignore_eos": True, "chunk_tokens": 9, "opening": "<think>\n"}
@@ -57,14 +58,14 @@ def test_defaults(calls):
 def test_every_option_arrives_written_either_way(calls, mark):
     words = "--model-path m --gguf-path g --optimize-config-path r.yaml --max-new-tokens 7 --top-p 0.5 --top-k 3 "
     words += "--min-p 0.1 --temperature 0.2 --repetition-penalty 1.5 --seed 4 --greedy --ignore-eos --vram 2GiB "
-    words += "--chunk-size 9 --force-think "
+    words += "--chunk-size 9 --force-think --cache policy=lru --stats "
     words += "--ram 3GiB --budget nvme=1TiB --context 512 --device cuda:1 --dtype float16 --no-color --system s -p hi"
     arguments = [word[:2] + word[2:].replace("-", mark) if word.startswith("--") else word for word in words.split()]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     load = {"gguf_path": "g", "rules": "r.yaml", "device": "cuda:1", "dtype": "float16"}
     stream = {"temperature": 0.2, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 4}
-    assert calls["load"] == {**load, "budget": "nvme=1TiB,vram=2GiB,ram=3GiB", "context": 512}
+    assert calls["load"] == {**load, "budget": "nvme=1TiB,vram=2GiB,ram=3GiB", "context": 512, "cache": "policy=lru"}
     assert calls["stream"] == {**stream, "greedy": True, **LENGTHS}
     assert calls["messages"][0] == {"role": "system", "content": "s"}
 
