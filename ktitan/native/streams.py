@@ -25,8 +25,6 @@ __all__ = [
     "StreamBank",
     "StreamMatrix",
     "StreamTable",
-    "foresee",
-    "foretell",
     "stream_experts",
     "stream_linear",
     "stream_rows",

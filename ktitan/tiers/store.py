@@ -17,8 +17,8 @@ import torch
 from ktitan.errors import UnsupportedError
 from ktitan.formats import Span
 from ktitan.native import ExpertShape, MatrixShape, native_reason
-from ktitan.native.profile import record_tokens, seed_records, warm_records
 from ktitan.native.predict import Predictor
+from ktitan.native.profile import record_tokens, seed_records, warm_records
 from ktitan.native.store import NativeRecord, NativeStore, StoreSizes
 from ktitan.native.streams import StreamBank, StreamMatrix, StreamTable
 from ktitan.tiers.options import AUTOMATIC, HALF_LIFE_TOKENS, POLICIES, CacheOptions
@@ -242,6 +242,7 @@ class TierStore:
     def open_seconds(self) -> float:
         """Wall time since the store was opened."""
         return time.monotonic() - self._opened_at
+
     def foresee(self, predictor: Predictor, hidden: torch.Tensor) -> None:
         """Guess what the layer of `predictor` will choose from `hidden` [T, H], and read early what may be."""
         self._native.foresee(predictor, hidden)
