@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from ktitan.errors import UnsupportedError
+from ktitan.inject.hashed import tables_of
 from ktitan.inject.journal import Journal
 from ktitan.inject.shells import plainly
 from ktitan.inject.sights import Sight, find_sights
@@ -59,9 +61,10 @@ def foresee(model: nn.Module, store: TierStore, journal: Journal) -> Foresight:
     """
     reasons: dict[int, str] = {}
     predictors: list[Predictor] = []
+    tables = _tables(model, store, journal)
     for sight in find_sights(model):
         bank = store.banks.get(sight.experts)
-        if bank is None:
+        if bank is None or sight.experts in tables:
             continue
         predictor = _predictor(sight, bank.first_record)
         if isinstance(predictor, str):
@@ -74,10 +77,56 @@ def foresee(model: nn.Module, store: TierStore, journal: Journal) -> Foresight:
         else:
             hook = _Foresee(store, predictor)
             journal.add_hook(model.get_submodule(sight.source).register_forward_pre_hook(hook, with_kwargs=True))
-    found = Foresight(len(store.banks), len(predictors), reasons, sum(one.own_bytes for one in predictors))
+    found = Foresight(len(store.banks), len(predictors) + len(tables), reasons, sum(one.own_bytes for one in predictors))
     if found.layers:
         logger.info("%s", found.summary())
     return found
+
+
+def _tables(model: nn.Module, store: TierStore, journal: Journal) -> dict[str, torch.Tensor]:
+    """The streamed layers that route by token, foretold by a hook on the input embedding."""
+    tables = {path: table for path, table in tables_of(model).items() if path in store.banks}
+    embedding = _embedding(model)
+    if not tables or embedding is None:
+        return {}
+    hook = _Foretell(store, [(store.banks[path].first_record, table) for path, table in tables.items()])
+    journal.add_hook(embedding.register_forward_pre_hook(hook, with_kwargs=True))
+    return tables
+
+
+def _embedding(model: nn.Module) -> nn.Module | None:
+    with suppress(NotImplementedError, AttributeError):
+        found: Any = model.get_input_embeddings()  # type: ignore[operator]
+        return found if isinstance(found, nn.Module) else None
+    return None
+
+
+class _Foretell:
+    """Pre-hook of the input embedding: ids [B, T].
+
+    Args:
+        store: of the experts.
+        layers: (record of expert 0, [V, K] experts by token) of each layer, in order.
+    """
+
+    def __init__(self, store: TierStore, layers: list[tuple[int, torch.Tensor]]) -> None:
+        self.store = store
+        self.layers = layers
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = args[0] if args else kwargs.get("input")
+        if torch.compiler.is_compiling() or not isinstance(ids, torch.Tensor) or ids.is_floating_point():
+            return
+        if not 0 < ids.numel() <= MOST_FORESEEN_TOKENS:
+            return
+        tokens = ids.detach().reshape(-1).to("cpu", torch.int64)
+        if bool((tokens < 0).any()):
+            return
+        chosen = [first + table[tokens % len(table)].reshape(-1) for first, table in self.layers]
+        self.store.foretell(list(dict.fromkeys(torch.cat(chosen).tolist())))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Foretell:
+        return self
 
 
 class _Foresee:

@@ -1,6 +1,8 @@
 """`ktitan serve`: what its options become, and what is refused before a model is loaded."""
 
 import socket
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -67,3 +69,22 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(served):
         result = CliRunner().invoke(app, ["serve", "x", "--port", str(other.getsockname()[1])])
     assert (result.exit_code, served) == (2, [])
     assert "in use" in result.stderr
+
+
+def test_routing_is_recorded_until_the_server_ends(served, monkeypatch, tmp_path):
+    seen = []
+
+    @contextmanager
+    def record_trace(path):
+        seen.append((path, len(served)))
+        yield
+        seen.append(("end", len(served)))
+
+    def load_model(options, console):
+        return SimpleNamespace(load=options.load, ktitan=SimpleNamespace(record_trace=record_trace)), "tokenizer"
+
+    monkeypatch.setattr(loading, "load_model", load_model)
+    path = tmp_path / "t.npz"
+    result = CliRunner().invoke(app, ["serve", "m", "--port", "0", "--record-trace", str(path)])
+    assert result.exit_code == 0, result.output
+    assert seen == [(path, 0), ("end", 1)]

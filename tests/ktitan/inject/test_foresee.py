@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ import transformers
 from torch import nn
 
 import ktitan
-from ktitan.inject.foresee import _Foresee
+from ktitan.inject.foresee import _Foresee, foresee
+from ktitan.inject.hashed import tables_of
+from ktitan.inject.journal import Journal
 from ktitan.inject.sights import find_sights
 from ktitan.tiers.store import TierStore
 
@@ -235,3 +238,50 @@ def test_softmax_with_corrections_is_refused():
 
 def test_models_without_experts_have_no_sights():
     assert find_sights(tiny_model("llama")) == []
+
+
+class Told:
+    """A store with 100 records for each layer, which only notes what it is told."""
+
+    def __init__(self, model):
+        paths = [f"model.layers.{number}.mlp.experts" for number in range(len(model.model.layers))]
+        self.banks = {path: SimpleNamespace(first_record=100 * i, foresee=None) for i, path in enumerate(paths)}
+        self.told = []
+
+    def foretell(self, records):
+        self.told.append(records)
+
+
+def test_layers_that_route_by_token_are_foretold_from_the_ids():
+    sizes = {name: size for name, size in _SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
+    config = transformers.DeepseekV4Config(**sizes, mlp_layer_types=["hash_moe", "hash_moe", "moe"])
+    torch.manual_seed(fresh_seed())
+    model = transformers.DeepseekV4ForCausalLM(config).eval()
+    asked = []
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.experts.register_forward_pre_hook(lambda _, args, at=100 * number: asked.append(args[1] + at))
+        layer.mlp.gate.weight.data.normal_()
+        if number < 2:
+            layer.mlp.gate.tid2eid.copy_(torch.rand(131, 6).topk(2).indices)
+    store, journal = Told(model), Journal(model)
+    found = foresee(model, store, journal)
+    assert (found.layers, found.foreseen) == (3, 2) and list(found.reasons) == [2]
+    for tokens in (1, 8, 9):
+        ids = random_ids(1, tokens, fresh_seed())
+        asked.clear()
+        with torch.no_grad():
+            model(ids)
+        wanted = torch.cat(asked[:2]).reshape(-1).tolist()
+        if tokens < 9:
+            assert store.told.pop() == list(dict.fromkeys(wanted))
+        assert store.told == []
+    twin = copy.deepcopy(model)
+    twin(random_ids(1, 1))
+    assert len(store.told) == 1
+    journal.roll_back()
+    model(random_ids(1, 1))
+    assert len(store.told) == 1
+    # A router that does something else with its table.
+    model.model.layers[0].mlp.gate.forward = lambda hidden, ids: None
+    model.model.layers[1].mlp.gate.tid2eid[5, 0] = 7
+    assert tables_of(model) == {}

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import ktitan.api
 from ktitan.local_chat.__main__ import app
+from ktitan.tiers.trace import load_trace
 
 LOAD = {"gguf_path": None, "rules": "auto", "device": None, "dtype": "auto", "budget": None, "context": None}
 LOAD["cache"] = None
@@ -92,3 +93,13 @@ def test_a_folder_without_a_tokenizer_is_the_users_error(rig, tmp_path):
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "tokenizer" in result.stderr
+
+
+def test_routing_is_recorded_while_it_answers(tiny_gguf, tmp_path):
+    path = tmp_path / "t.npz"
+    words = ["-m", str(tiny_gguf), "-p", "The matrix is", "--max-new-tokens", "3", "--ignore-eos", "--greedy"]
+    result = CliRunner().invoke(app, [*words, "--record-trace", str(path)])
+    assert result.exit_code == 0, result.output
+    trace = load_trace(path)
+    assert trace.topk.shape == (6, trace.tokens, 4) and trace.n_experts == 32 and trace.predicted.min() >= 0
+    assert trace.row_starts.tolist() == [0, trace.tokens]
