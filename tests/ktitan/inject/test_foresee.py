@@ -226,8 +226,9 @@ def test_softmax_with_corrections_is_refused():
     torch.manual_seed(fresh_seed())
     model = transformers.Ernie4_5_MoeForCausalLM(transformers.Ernie4_5_MoeConfig(**sizes)).eval()
     for layer in model.model.layers[1:]:
-        layer.mlp.gate.moe_statics.e_score_correction_bias.data.normal_()
-        layer.mlp.gate.weight.data.normal_()
+        # Of the size of a softmax, so that neither it nor the corrections alone decide.
+        layer.mlp.gate.moe_statics.e_score_correction_bias.data.normal_(0, 0.2)
+        layer.mlp.gate.weight.data.normal_(0, 0.2)
     assert {sight.reason for sight in find_sights(model)} == {
         "its router chooses otherwise than by scores, corrections and groups"
     }
