@@ -64,6 +64,10 @@ bool Store::guess(int64_t record, int64_t *room_ns) {
     if (read_ns == 0 || !kt_guess_fits(*room_ns, read_ns, guesses.right)) return false;
     kt_placed placed;
     const int32_t answer = kt_residency_guess(residency, record, &placed);
+    if (placed.victim >= 0) {  // a guest that lingered
+        counters.evictions++;
+        state[placed.victim] = ABSENT;
+    }
     if (placed.displaced >= 0) {
         lost_guess(placed.displaced);
         state[placed.displaced] = ABSENT;
