@@ -201,7 +201,7 @@ def users_of(repository, *words):
 
 def test_only_inject_edits_a_users_module_tree(repository):
     editors = users_of(repository, "set_submodule", "register_forward_hook", "register_forward_pre_hook")
-    inject = {"foresee", "hops", "journal", "lora", "phases"}
+    inject = {"foresee", "hops", "journal", "lora", "phases", "recording"}
     assert editors == {f"ktitan/inject/{name}.py" for name in inject}
 
 

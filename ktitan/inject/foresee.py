@@ -77,8 +77,9 @@ def foresee(model: nn.Module, store: TierStore, journal: Journal) -> Foresight:
         else:
             hook = _Foresee(store, predictor)
             journal.add_hook(model.get_submodule(sight.source).register_forward_pre_hook(hook, with_kwargs=True))
-    own_bytes = sum(one.own_bytes for one in predictors)
-    found = Foresight(len(store.banks), len(predictors) + len(tables), reasons, own_bytes)
+    found = Foresight(
+        len(store.banks), len(predictors) + len(tables), reasons, sum(one.own_bytes for one in predictors)
+    )
     if found.layers:
         logger.info("%s", found.summary())
     return found

@@ -21,7 +21,6 @@ __all__ = [
     "State",
     "built_isa",
     "checked_count",
-    "declared",
     "isa",
     "loaded",
     "set_threads",
@@ -212,14 +211,12 @@ def _missing_reason(path: Path, note: Path) -> str | None:
 
 def _declare(handle: ctypes.CDLL) -> None:
     """Give every function its argument types."""
+    kinds: dict[str, Any] = {
+        "p": ctypes.c_void_p,
+        "q": ctypes.c_int64,
+        "i": ctypes.c_int32,
+        "s": ctypes.c_char_p,
+        "d": ctypes.c_double,
+    }
     for name, letters in _SIGNATURES.items():
-        declared(handle, name, letters)
-
-
-def declared(handle: ctypes.CDLL, name: str, letters: str) -> Any:
-    """The function `name` with its argument types: p an address, q 64 bits, i 32 bits, d a double, s a path."""
-    kinds: dict[str, Any] = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "s": ctypes.c_char_p}
-    kinds["d"] = ctypes.c_double
-    function = getattr(handle, name)
-    function.argtypes = [kinds[letter] for letter in letters]
-    return function
+        getattr(handle, name).argtypes = [kinds[letter] for letter in letters]

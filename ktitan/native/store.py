@@ -26,7 +26,7 @@ from ktitan.native.io_structs import (
     no_ring,
     read_fault,
 )
-from ktitan.native.library import declared, loaded
+from ktitan.native.library import loaded
 from ktitan.native.predict import Predictor
 
 __all__ = ["EXTENT", "IO_FAILED", "PREFETCH", "NativeRecord", "NativeStore", "StoreSizes"]
@@ -166,11 +166,6 @@ class _Sizes:
         columns = [[pool[column] for pool in sizes.pools] for column in (1, 2)]
         self._arrays = [np.array(numbers, np.int64) for numbers in (*columns, sizes.domain_slots)]
         self.struct = _SizesStruct(*(array.ctypes.data for array in self._arrays), sizes.cycle_bytes)
-
-
-def _later(name: str, letters: str) -> Any:
-    """A function that the library may not have yet, or None."""
-    return declared(loaded(), name, letters) if hasattr(loaded(), name) else None
 
 
 class NativeStore:
@@ -317,21 +312,19 @@ class NativeStore:
         """Guess what a layer will choose from `hidden` [T, H], floats on the CPU, the input of a layer without streamed
         experts; what can be read early is. Nothing where the store cannot be used: it changes no result.
         """
-        foresee = _later("kt_store_foresee", "pppiq")
         rows = hidden.detach().contiguous()
-        if foresee is None or rows.dtype not in FLOAT_DTYPES or not rows.is_cpu:
+        if rows.dtype not in FLOAT_DTYPES or not rows.is_cpu:
             return
         with suppress(UnsupportedError), self.opened() as address:
-            foresee(address, predictor.address, rows.data_ptr(), FLOAT_DTYPES[rows.dtype], rows.shape[0])
+            loaded().kt_store_foresee(
+                address, predictor.address, rows.data_ptr(), FLOAT_DTYPES[rows.dtype], rows.shape[0]
+            )
 
     def foretell(self, records: Sequence[int]) -> None:
         """The same for records that are known to be asked for, the first ones first."""
-        foretell = _later("kt_store_foretell", "ppq")
-        if foretell is None:
-            return
         numbers = np.array(records, np.int64)
         with suppress(UnsupportedError), self.opened() as address:
-            foretell(address, numbers.ctypes.data, len(numbers))
+            loaded().kt_store_foretell(address, numbers.ctypes.data, len(numbers))
 
     def drop(self) -> None:
         """Forget what is resident and nobody uses."""
