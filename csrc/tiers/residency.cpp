@@ -171,6 +171,10 @@ int32_t kt_residency_guess(kt_residency *residency, int64_t id, kt_placed *place
 
 bool kt_residency_has(const kt_residency *residency, int64_t id) { return residency->records[id].slot != KT_NONE; }
 
+int64_t kt_residency_members(const kt_residency *residency, int64_t id) {
+    return residency->domains[residency->records[id].domain].slots;
+}
+
 bool kt_residency_has_room(const kt_residency *residency, int64_t id) {
     const Domain &domain = residency->domains[residency->records[id].domain];
     return domain.members < domain.slots;

@@ -76,6 +76,8 @@ KT_API int32_t kt_residency_acquire(kt_residency *residency, int64_t record, int
 KT_API int32_t kt_residency_guess(kt_residency *residency, int64_t record, kt_placed *placed);
 // Only look whether it is there or on its way; no order changes.
 KT_API bool kt_residency_has(const kt_residency *residency, int64_t record);
+// Most members of its domain.
+KT_API int64_t kt_residency_members(const kt_residency *residency, int64_t record);
 // Whether it would come as a member without any other leaving.
 KT_API bool kt_residency_has_room(const kt_residency *residency, int64_t record);
 KT_API void kt_residency_loaded(kt_residency *residency, int64_t record);

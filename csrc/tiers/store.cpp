@@ -13,6 +13,10 @@ constexpr int64_t DONE_AT_ONCE = 64;
 // To begin with: about what a token chooses.
 constexpr int64_t GUESSES_OF_A_CALL = 8;
 
+// Of what a prompt's call needs, so much is asked for at once: twice what a drive is given (io_drives.cpp), since some of it is
+// computed meanwhile. Half of the layer's slots at most: the others are for those that the policy wants to stay.
+constexpr int64_t BYTES_AT_ONCE = 32 << 20, LEAST_MISSES = 4;
+
 int64_t whole_pages(int64_t bytes) { return (bytes + KT_PAGE - 1) / KT_PAGE * KT_PAGE; }
 
 template <class T> T *take(int64_t count) {
@@ -228,6 +232,13 @@ void Store::choose_policy() {
 void Store::release(int64_t record) {
     kt_residency_release(residency, record);
     if (!has(record)) state[record] = ABSENT;  // it was a guest
+}
+
+int64_t Store::misses_at_once(int64_t record) const {
+    if (!in_prompt) return INT64_MAX;
+    const int64_t deep = BYTES_AT_ONCE / records[record].slot_bytes, half = kt_residency_members(residency, record) / 2;
+    const int64_t both = deep < half ? deep : half;
+    return both > LEAST_MISSES ? both : LEAST_MISSES;
 }
 
 int32_t Store::want(int64_t record, int64_t tokens) {

@@ -72,6 +72,9 @@ public:
     bool is_ready(int64_t record) const { return state[record] == READY; }
     bool has_failed(int64_t record) const { return state[record] == FAILED; }
     int64_t chunk_tokens() const { return chunk; }
+    // Whether the step reads a prompt; how many records of the record's layer that are not there a call asks for at once.
+    bool in_a_prompt() const { return in_prompt; }
+    int64_t misses_at_once(int64_t record) const;
     bool known(int64_t record, bool pooled) const {
         return record >= 0 && record < record_count && (records[record].pool >= 0) == pooled;
     }

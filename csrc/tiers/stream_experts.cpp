@@ -18,16 +18,21 @@ struct Ahead {
 
 enum Step : uint8_t { WAITING, HELD, DONE };
 
+// Pairs that are computed at once while others wait for the drive: it gets new work in between.
+constexpr int64_t PAIRS_AT_ONCE = 64;
+
 // One pass of a call, from the demand for its experts to their release.
 //
 // Experts are computed in the order in which they come, and released in the order in which they were held: so what makes
 // room for what, and every counter, is a function of the demands alone (ktitan/tiers/reference/store.py does the same).
+// A prompt needs more experts than have slots. It holds the ones that are there, those that fewest tokens chose first, and few
+// of the others at a time: so the policy finds enough that make room, and what stays is not what was read last.
 class Streamed {
 public:
     // `room` for two numbers and a step of each group.
     Streamed(const kt_stream_bank &of, ExpertPass &its, const Ahead &what, int64_t *room)
         : bank(of), store(of.store->store), pass(its), ahead(what), ready(room), queue(room + its.group_count),
-          steps(reinterpret_cast<Step *>(room + 2 * its.group_count)) {}
+          steps(reinterpret_cast<Step *>(room + 2 * its.group_count)), most_misses(store.misses_at_once(of.first_record)) {}
 
     // Compute every group; false when a record cannot be read. Nothing is held afterwards.
     bool run();
@@ -37,6 +42,7 @@ private:
     void hold(int64_t group);
     void hold_hits();
     void hold_misses();
+    void order_hits();
     int64_t find_ready();
     void compute_ready(int64_t some);
     void release_computed();
@@ -53,6 +59,8 @@ private:
     int64_t *queue;  // groups that are or were held, in that order
     Step *steps;     // by group
     int64_t queued = 0, released = 0;
+    int64_t next = 0;               // of the groups, to be asked for
+    int64_t most_misses, hits = 0;  // held at once; hits come first in the queue
 };
 
 bool Streamed::run() {
@@ -60,6 +68,7 @@ bool Streamed::run() {
     // What is there is held before anything makes room for what is not.
     hold_hits();
     hold_misses();
+    store.start();
     while (released < pass.group_count) {
         const int64_t some = find_ready();
         if (some < 0) return settle();
@@ -85,28 +94,43 @@ void Streamed::hold(int64_t group) {
 void Streamed::hold_hits() {
     for (int64_t g = 0; g < pass.group_count; g++) {
         if (!store.has(record(g))) continue;
-        store.want(record(g), pass.groups[g].count);
         hold(g);
+    }
+    hits = queued;
+    if (store.in_a_prompt()) order_hits();
+    for (int64_t i = 0; i < hits; i++) store.want(record(queue[i]), pass.groups[queue[i]].count);
+}
+
+// Insertion sort: few, and often in order.
+void Streamed::order_hits() {
+    for (int64_t i = 1; i < hits; i++) {
+        const int64_t moved = queue[i];
+        int64_t at = i;
+        for (; at > 0 && pass.groups[queue[at - 1]].count > pass.groups[moved].count; at--) queue[at] = queue[at - 1];
+        queue[at] = moved;
     }
 }
 
 void Streamed::hold_misses() {
-    for (int64_t g = 0; g < pass.group_count; g++) {
-        if (steps[g] != WAITING) continue;
-        if (store.want(record(g), pass.groups[g].count) == KT_FULL) break;
-        hold(g);
+    for (; next < pass.group_count; next++) {
+        if (steps[next] != WAITING) continue;
+        if (queued - most(hits, released) >= most_misses) break;
+        if (store.want(record(next), pass.groups[next].count) == KT_FULL) break;
+        hold(next);
     }
-    store.start();
 }
 
-// List the held groups whose bytes are there; -1 when the read of one has failed.
+// List held groups whose bytes are there, a few of them where more are to come; -1 when the read of one has failed.
 int64_t Streamed::find_ready() {
-    int64_t some = 0;
+    int64_t some = 0, pairs = 0;
+    const int64_t most_pairs = queued < pass.group_count || store.reading() ? PAIRS_AT_ONCE : INT64_MAX;
     for (int64_t i = released; i < queued; i++) {
         const int64_t g = queue[i];
         if (steps[g] != HELD) continue;
         if (store.has_failed(record(g))) return -1;
-        if (store.is_ready(record(g))) ready[some++] = g;
+        if (!store.is_ready(record(g)) || pairs >= most_pairs) continue;
+        ready[some++] = g;
+        pairs += pass.groups[g].count;
     }
     return some;
 }
@@ -128,6 +152,7 @@ void Streamed::release_computed() {
         hold_misses();
         store.counters.waves += queued > before;
     }
+    store.start();
 }
 
 // Once all is asked for: foresee the next layer while there is nothing else to do, or when the drive has nothing to do; then

@@ -211,6 +211,10 @@ class Residency:
         """Would `acquire` answer HIT or LOADING?"""
         return self._records[record].slot >= 0
 
+    def members(self, record: int) -> int:
+        """Most members of its domain."""
+        return self._domains[self._records[record].domain].slots
+
     def is_loading(self, record: int) -> bool:
         """Is it on its way?"""
         return self._records[record].loading

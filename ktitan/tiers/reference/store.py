@@ -18,6 +18,9 @@ __all__ = ["AUTO", "Counters", "ReferenceStore", "StoreSpec", "Wave"]
 AUTO = -1
 # Steps of more tokens than that read a prompt.
 MOST_DECODED = 8
+# Of what a prompt's call needs, so much is asked for at once (csrc/tiers/store.cpp).
+BYTES_AT_ONCE = 32 << 20
+LEAST_MISSES = 4
 
 
 @dataclass
@@ -159,7 +162,8 @@ class ReferenceStore:
         """Use pooled records; one that is named many times is demanded once.
 
         First every record that is there is held, then the others in order until a pool is full: the first wave. Records
-        are released in the order in which they were held, and each one that makes room starts a wave.
+        are released in the order in which they were held, and each one that makes room starts a wave. In a prompt those
+        that are there are held in the order of their tokens, and only so many of the others at a time.
         A read of `failing` ends the call when it would be consumed. `tokens` chose each of the records; None: as often
         as it is named.
         """
@@ -169,7 +173,11 @@ class ReferenceStore:
         for record, some in zip(records, tokens or [1] * len(records), strict=True):
             chose[record] += some
         hits = [record for record in waiting if self.residency.has(self._number[record])]
-        waves = [self._hold(hits, [record for record in waiting if record not in hits], chose)]
+        if self._in_prompt:
+            hits.sort(key=lambda record: chose[record])
+        misses = [record for record in waiting if record not in hits]
+        at_once = self._misses_at_once() if self._in_prompt else len(misses)
+        waves = [self._hold(hits, misses[:at_once], chose)]
         held = deque(waves[0].slots)
         while held:
             if self._read(held[0], failing):
@@ -177,13 +185,19 @@ class ReferenceStore:
                 break
             self.residency.release(self._number[held.popleft()])
             started = {record for wave in waves for record in wave.slots}
-            left = [record for record in waiting if record not in started]
-            wave = self._hold([], left, chose)
+            left = [record for record in misses if record not in started]
+            room = at_once - sum(record not in hits for record in held)
+            wave = self._hold([], left[:room], chose)
             if wave.slots:
                 self.counters.waves += 1
                 waves.append(wave)
                 held += wave.slots
         return waves
+
+    def _misses_at_once(self) -> int:
+        """Records of the layer that are not there and are held at a time, in a prompt."""
+        half = self.residency.members(self._number[self._last_first]) // 2
+        return max(LEAST_MISSES, min(BYTES_AT_ONCE // self._slot_bytes[self._last_first], half))
 
     def use(self, record: int) -> bool:
         """Use a dense record, then read ahead as far as there is room. Does it stay, and was there?
