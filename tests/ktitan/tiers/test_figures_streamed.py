@@ -43,6 +43,8 @@ def test_figures_add_up_and_agree_with_the_kernel(model):
     assert found.tokens >= 24 and found.read_bytes == pytest.approx(found.read_bytes_per_token * found.tokens)
     assert found.stall_seconds > 0 and found.policy in POLICIES and found.evictions + found.passed > 0
     reads = after["io"]
+    waited = (reads["wait_ns"] - before["io"]["wait_ns"]) / 1e9
+    assert 0 < waited <= found.stall_seconds  # rows of tables, too
     if reads["direct_files"] < reads["files"] or not kernel:
         pytest.skip("this file system is read through the page cache, or lies on no drive")
     assert abs(kernel - found.read_bytes) <= PAGE * found.reads
