@@ -11,7 +11,7 @@ from ktitan.local_chat.__main__ import app
 from ktitan.tiers.trace import load_trace
 
 LOAD = {"gguf_path": None, "rules": "auto", "device": None, "dtype": "auto", "budget": None, "context": None}
-LOAD["cache"] = None
+LOAD |= {"cache": None, "profile": None}
 STREAM = {
     "temperature": None,
     "top_p": None,
@@ -66,7 +66,8 @@ def test_every_option_arrives_written_either_way(calls, mark):
     assert result.exit_code == 0, result.output
     load = {"gguf_path": "g", "rules": "r.yaml", "device": "cuda:1", "dtype": "float16"}
     stream = {"temperature": 0.2, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 4}
-    assert calls["load"] == {**load, "budget": "nvme=1TiB,vram=2GiB,ram=3GiB", "context": 512, "cache": "policy=lru"}
+    cache = {"cache": "policy=lru", "profile": None}
+    assert calls["load"] == {**load, "budget": "nvme=1TiB,vram=2GiB,ram=3GiB", "context": 512, **cache}
     assert calls["stream"] == {**stream, "greedy": True, **LENGTHS}
     assert calls["messages"][0] == {"role": "system", "content": "s"}
 
