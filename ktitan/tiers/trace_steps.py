@@ -34,7 +34,8 @@ class StepLog:
     """Choices of L layers, in the order in which a model makes them.
 
     A step is one pass over the layers. It counts once all of them have chosen for the same tokens: one that an error or
-    an interrupt ended is left out. Steps beyond `MOST_TRACE_BYTES` are left out, too, with one warning.
+    an interrupt ended is left out. Steps beyond `MOST_TRACE_BYTES` are left out, too, with one warning. Nothing here
+    ends the pass that it records: what cannot be a trace is an error in `trace`.
 
     Args:
         layer_ids: [L], numbers of the decoder layers.
@@ -52,6 +53,7 @@ class StepLog:
         self._in_prompt = False
         self._bytes = 0
         self._is_full = False
+        self._is_uneven = False
 
     def foretell(self, layer: int, experts: np.ndarray) -> None:
         """What is foreseen of the layer at this place, before it chooses: [T, P]."""
@@ -71,7 +73,15 @@ class StepLog:
             self._now = None
 
     def trace(self, model: str) -> Trace | None:
-        """All steps that are whole; None where there are none."""
+        """All steps that are whole; None where there are none.
+
+        Raises:
+            UnsupportedError: layers chose different numbers of experts.
+        """
+        if self._is_uneven:
+            raise UnsupportedError(
+                "routing cannot be recorded: layers choose different numbers of experts", remedy="take another model"
+            )
         if not self._steps:
             return None
         topk, weights, predicted = (np.concatenate(arrays, axis=1) for arrays in zip(*self._steps, strict=True))
@@ -82,10 +92,13 @@ class StepLog:
     def _keep(self, step: _Step) -> None:
         places = range(len(self._layer_ids))
         chosen = {step.topk[place].shape[1] for place in places}
+        # Not even between steps: the arrays of a trace are one block.
+        if self._steps:
+            chosen.add(self._steps[0][0].shape[2])
         if len(chosen) > 1:
-            raise UnsupportedError(
-                "routing cannot be recorded: layers choose different numbers of experts", remedy="take another model"
-            )
+            self._is_uneven = True
+        if self._is_uneven:
+            return
         most = min(2 * chosen.pop(), self._experts)
         nothing = np.full((step.tokens, most), -1, np.int16)
         arrays = (

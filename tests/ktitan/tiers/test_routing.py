@@ -76,9 +76,17 @@ def test_steps_that_did_not_end_are_left_out():
     log.note(0, *choice(1))
     log.note(1, *choice(2))
     assert log.tokens == 3 and log.trace("").row_starts.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("numbers", [(2, 3), (3, 3)])
+def test_what_cannot_be_a_trace_does_not_end_the_step(numbers):
+    log = StepLog([0, 1], 8)
+    run(log, 3)
+    for layer, chosen in enumerate(numbers):
+        log.note(layer, *choice(2, chosen=chosen))
+    run(log, 3)
     with pytest.raises(UnsupportedError, match="different numbers"):
-        log.note(0, *choice(2))
-        log.note(1, *choice(2, chosen=3))
+        log.trace("")
 
 
 def test_a_full_trace_ends_with_one_warning(monkeypatch, caplog):
