@@ -11,7 +11,7 @@ from ktitan.errors import BudgetError, Fault
 from ktitan.hardware import Hardware
 from ktitan.plan.cache import add_cache, cache_hint
 from ktitan.plan.devices import device_tier
-from ktitan.plan.kv import context_length, kv_token_bytes, paged, streamed_chunk, workspace_bytes
+from ktitan.plan.kv import PREFILL_TOKENS, context_length, kv_token_bytes, paged, streamed_chunk, workspace_bytes
 from ktitan.plan.rows import Plan
 from ktitan.tiers import TIERS, format_bytes
 
@@ -47,6 +47,7 @@ def add_budget(
     per_token = kv_token_bytes(model, dtype)
     if per_token is None:
         plan.notes.append("the config does not tell the size of the KV cache; it is counted as 0")
+    plan.chunk_tokens = min(PREFILL_TOKENS, plan.context_tokens)  # no prompt is longer
     if any(stream.expert_slots for stream in plan.streams):
         plan.chunk_tokens = streamed_chunk(model, dtype, _limit(plan, "ram", hardware), plan.context_tokens)
     shares = _attention_shares(model, devices)

@@ -100,7 +100,7 @@ def streamed_chunk(model: nn.Module, dtype: torch.dtype, ram_bytes: int | None, 
         room = (ram_bytes or 0) // CHUNK_SHARE
         if tokens <= context_tokens and workspace_bytes(model, dtype, tokens) + scores <= room:
             return tokens
-    return PREFILL_TOKENS
+    return min(PREFILL_TOKENS, context_tokens)
 
 
 def _expert_bytes(model: nn.Module, tokens: int) -> int:
