@@ -114,14 +114,14 @@ def hooks_of(model):
 def say(model):
     ids = random_ids(1, 12)
     with torch.no_grad():
-        return [model(ids).logits, model(ids[:, :3]).logits, model.generate(ids, max_new_tokens=6, do_sample=False)]
+        return [model(ids).logits, model(ids[:, :3]).logits, model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)]
 
 
 def test_predictions_change_no_bit(folder, monkeypatch, caplog):
     seen = []
     monkeypatch.setattr(TierStore, "foresee", lambda self, predictor, hidden: seen.append(hidden.shape))
     plain = loaded(folder, "prefetch=off")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="ktitan"):
         model = loaded(folder)
     stats = model.ktitan.stats()["foresight"]
     first_is_dense = plain.config.model_type != "mixtral"
