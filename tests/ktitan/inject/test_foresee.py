@@ -114,7 +114,11 @@ def hooks_of(model):
 def say(model):
     ids = random_ids(1, 12)
     with torch.no_grad():
-        return [model(ids).logits, model(ids[:, :3]).logits, model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)]
+        return [
+            model(ids).logits,
+            model(ids[:, :3]).logits,
+            model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False),
+        ]
 
 
 def test_predictions_change_no_bit(folder, monkeypatch, caplog):
