@@ -6,7 +6,8 @@ Every operator has the same five parts in the same order: a frozen `Config`, `su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -19,7 +20,7 @@ from ktitan.formats import StoredLayout, StoredRows
 from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
 
-__all__ = ["MemoryNeed", "ModuleWeights", "Operator", "OperatorConfig", "OperatorContext", "StreamNeed"]
+__all__ = ["MemoryNeed", "ModuleWeights", "Operator", "OperatorConfig", "OperatorContext", "StreamNeed", "probing"]
 
 # (tensor, first row, rows, entry) -> where they lie in files, as `ModuleWeights.stored_rows`.
 RowFinder = Callable[[str, int, int, "int | None"], "StoredRows | None"]
@@ -216,3 +217,15 @@ class Operator(nn.Module):
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         dtypes = sorted({plain_name(tensor.dtype) for tensor in tensors})
         return MemoryNeed(size, "+".join(dtypes) or "-", "torch")
+
+
+@contextmanager
+def probing() -> Iterator[None]:
+    """Float32 on the CPU and no gradients, whatever the caller's defaults are: models are often built on meta."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.no_grad(), torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(default)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Set
 from typing import Any
 
 import torch
 from torch import nn
 
 from ktitan.errors import WeightError
-from ktitan.operator import ModuleWeights
+from ktitan.operator import ModuleWeights, probing
 
 __all__ = [
     "DENSE_DTYPES",
@@ -118,18 +117,6 @@ def take_bias(weights: ModuleWeights, name: str) -> nn.Parameter:
         IoError: the source could not be read.
     """
     return nn.Parameter(weights.tensor(name, torch.float32, "cpu"), requires_grad=False)
-
-
-@contextmanager
-def probing() -> Iterator[None]:
-    """Float32 on the CPU and no gradients, whatever the caller's defaults are: models are often built on meta."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.no_grad(), torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(default)
 
 
 def shell_of(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ktitan.inject.phases import PhaseSwitch
-from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, plainly, shell_of
-from ktitan.operator import Operator
+from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, shell_of
+from ktitan.operator import Operator, probing
 
 __all__ = ["DecoderLayer", "Feed", "decoder_layers", "expert_count", "read_feed"]
 
@@ -142,7 +142,7 @@ def _run(
     stand_ins = {
         name: StandIn(name, calls, torch.clone if name in norms else answer) for name, _ in layer.named_children()
     }
-    with plainly():
+    with probing():
         hidden = torch.randn((1, _PROBE_TOKENS, width), generator=torch.Generator().manual_seed(0))
         needed = [
             one.name
@@ -160,7 +160,7 @@ def _factor(block: str, norm: nn.Module) -> Feed | str:
     eps = next((getattr(norm, name) for name in _EPS_NAMES if isinstance(getattr(norm, name, None), float)), None)
     if eps is None or weight.is_meta:
         return "its norm has no eps that is known"
-    with plainly():
+    with probing():
         x = torch.randn((_PROBE_TOKENS, weight.numel()), generator=torch.Generator().manual_seed(1))
         plain = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
         own = weight.detach().to("cpu", torch.float32)

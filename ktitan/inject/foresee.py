@@ -17,8 +17,8 @@ from torch import nn
 from ktitan.errors import UnsupportedError
 from ktitan.inject.hashed import tables_of
 from ktitan.inject.journal import Journal
-from ktitan.inject.shells import plainly
 from ktitan.inject.sights import Sight, find_sights
+from ktitan.operator import probing
 from ktitan.tiers.routing import Predictor
 from ktitan.tiers.store import TierStore
 
@@ -161,7 +161,7 @@ def _predictor(sight: Sight, first_record: int) -> Predictor | str:
         own, predictor = router.predictor(), router.predictor(sight.scale, first_record)
     except UnsupportedError as error:
         return error.message
-    with plainly():
+    with probing():
         rows = torch.randn((_PROBE_TOKENS, own.hidden), generator=torch.Generator().manual_seed(2))
         native, formula = (one(rows, router.form.chosen).sort(-1).values for one in (own.predict, router.choose))
     # One row may have a tie.

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ktitan.inject.decoder import decoder_layers, expert_count
-from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, plainly, shell_of
+from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
+from ktitan.operator import probing
 
 __all__ = ["tables_of"]
 
@@ -52,7 +53,7 @@ def _is_used(block: nn.Module, name: str, experts_name: str, table: torch.Tensor
     weight = router._parameters.get("weight")
     if weight is None or weight.dim() != 2:
         return False
-    with plainly():
+    with probing():
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(len(table), (1, _PROBE_TOKENS), generator=generator)
         rows = torch.randn((1, _PROBE_TOKENS, weight.shape[1]), generator=generator)

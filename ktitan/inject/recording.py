@@ -13,8 +13,8 @@ from torch import nn
 
 from ktitan.errors import IoError, UnsupportedError
 from ktitan.inject.decoder import decoder_layers, expert_count
-from ktitan.inject.shells import plainly
 from ktitan.inject.sights import Sight, find_sights
+from ktitan.operator import probing
 from ktitan.tiers.routing import Router
 from ktitan.tiers.trace import save_trace
 from ktitan.tiers.trace_steps import StepLog
@@ -163,7 +163,7 @@ def start_recording(model: nn.Module, path: Path, name: str) -> TraceRecorder:
         found = "its layers have different numbers of experts" if counts else "no layer has routed experts"
         raise UnsupportedError(f"routing cannot be recorded: {found}", type(model).__name__, "take another model")
     recorder = TraceRecorder(path, name, [layer.number for layer in layers], counts.pop())
-    with plainly():
+    with probing():
         sights: dict[int, Sight] = {sight.layer: sight for sight in find_sights(model)}
     for place, layer in enumerate(layers):
         recorder.watch(model.get_submodule(str(layer.experts)), _Chosen(recorder, place))

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ktitan.inject.decoder import expert_count
-from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, plainly, shell_of
-from ktitan.operator import Operator
+from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
+from ktitan.operator import Operator, probing
 from ktitan.tiers.routing import Router, RouterForm
 
 __all__ = ["read_router"]
@@ -45,7 +45,7 @@ def read_router(block: nn.Module, experts_name: str) -> Router | str:
         return seen
     rows, chosen = seen
     for candidate in _candidates(block, router, chosen.shape[-1]):
-        with plainly():
+        with probing():
             guess = candidate.choose(rows, chosen.shape[-1])
         # One pick in all may fall on a tie.
         if (guess.sort(-1).values != chosen.sort(-1).values).any(-1).sum() <= 1:
@@ -67,7 +67,7 @@ def _probe(
         other: StandIn(other, calls, torch.zeros_like) for other, _ in block.named_children()
     }
     width = router._parameters["weight"].shape[1]  # type: ignore[union-attr]
-    with plainly():
+    with probing():
         generator = torch.Generator().manual_seed(0)
         rows = torch.cat([torch.randn((_PROBE_TOKENS, width), generator=generator) * size for size in _PROBE_SIZES])
         with suppress(*PROBE_FAULTS):  # the experts' call counts, if it came

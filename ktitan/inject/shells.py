@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["PROBE_FAULTS", "Call", "StandIn", "float32_copy", "plainly", "shell_of"]
+__all__ = ["PROBE_FAULTS", "Call", "StandIn", "float32_copy", "shell_of"]
 
 # What the forward of a class that nobody here has seen may raise when it is tried on random numbers.
 PROBE_FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError, NotImplementedError)
@@ -70,18 +69,6 @@ def shell_of(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
 def float32_copy(module: nn.Module) -> nn.Module:
     """A copy on the CPU whose floats are float32."""
     return copy.deepcopy(module).to("cpu", torch.float32)
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """No gradients, and new tensors on the CPU in float32, whatever the caller's defaults are."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.no_grad(), torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(default)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
