@@ -155,6 +155,13 @@ bool kt_io_submit(kt_io *io, const kt_read *reads, int64_t count) { return submi
 
 bool kt_io_submit_behind(kt_io *io, const kt_read *reads, int64_t count) { return submit(io, reads, count, true); }
 
+void kt_io_start_behind(kt_io *io) {
+    own(io);
+    io->all_behind = true;
+    backend_pump(io, false);
+    io->all_behind = false;
+}
+
 void kt_io_hasten(kt_io *io, uint64_t tag) {
     for (int32_t i = 0; i < io->drive_count; i++) {
         Drive &drive = io->drives[i];

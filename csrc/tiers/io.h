@@ -69,6 +69,8 @@ void kt_io_unregister(kt_io *io);
 bool kt_io_submit(kt_io *io, const kt_read *reads, int64_t count);
 // The same for reads that may be of no use: those of kt_io_submit go first, also those that come later.
 bool kt_io_submit_behind(kt_io *io, const kt_read *reads, int64_t count);
+// Where nothing but such reads waits: start them all, however many are in flight, since nobody will come by for a while.
+void kt_io_start_behind(kt_io *io);
 // Reads with this tag that wait behind the others go with them.
 void kt_io_hasten(kt_io *io, uint64_t tag);
 // Those that still wait there fail with ECANCELED; what the kernel has of them comes back first.

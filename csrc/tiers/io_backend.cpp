@@ -39,7 +39,8 @@ bool start(kt_io *io, Piece *piece) {
 
 // Start one read of the drive; false when there is none, or no room for it.
 bool start_one(kt_io *io, Drive *drive) {
-    while (drive->in_flight < drive->depth && io->in_flight < RING_ENTRIES) {
+    const bool deeper = io->all_behind && !drive->queue.first;
+    while ((drive->in_flight < drive->depth || deeper) && io->in_flight < RING_ENTRIES) {
         TransferQueue &queue = drive->queue.first ? drive->queue : drive->behind;
         auto *const piece = static_cast<Piece *>(queue.take());
         if (!piece) return false;

@@ -78,6 +78,7 @@ struct kt_io {
     int64_t piece_bytes;
     bool direct;
     bool waiting;  // what comes back now comes back at this moment
+    bool all_behind;  // kt_io_start_behind
 
     Ring ring;
     Workers workers;

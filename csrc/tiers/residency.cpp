@@ -169,6 +169,12 @@ int32_t kt_residency_guess(kt_residency *residency, int64_t id, kt_placed *place
     return KT_MISS;
 }
 
+int64_t kt_residency_leaves_for_guess(const kt_residency *residency, int64_t id) {
+    const Pool &pool = residency->pools[residency->records[id].pool];
+    if (pool.guests < pool.spares) return -1;
+    return pool.lingering.empty() ? -2 : pool.lingering.top();
+}
+
 bool kt_residency_has(const kt_residency *residency, int64_t id) { return residency->records[id].slot != KT_NONE; }
 
 int64_t kt_residency_members(const kt_residency *residency, int64_t id) {

@@ -74,6 +74,8 @@ KT_API int32_t kt_residency_acquire(kt_residency *residency, int64_t record, int
 // Give `record` a spare slot, to be filled, that is free, or has the lingering guest that counts least, or else the oldest guess that is
 // there and not used: KT_MISS, or KT_HIT where it is there or on its way, or KT_FULL. Nobody holds it.
 KT_API int32_t kt_residency_guess(kt_residency *residency, int64_t record, kt_placed *placed);
+// The guest that would leave for a guess of `record`; -1: none, a spare slot is free; -2: none can but another guess.
+KT_API int64_t kt_residency_leaves_for_guess(const kt_residency *residency, int64_t record);
 // Only look whether it is there or on its way; no order changes.
 KT_API bool kt_residency_has(const kt_residency *residency, int64_t record);
 // Most members of its domain.

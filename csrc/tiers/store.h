@@ -47,6 +47,12 @@ public:
     void foretell(const int64_t *records, int64_t count);
     // Nothing demanded is on its way in the present layer, and its successor is foreseen: read guesses as far as time allows.
     void at_rest();
+    // Whether a call for `needed` of a layer's experts tells what the next layer needs: a prompt's needs nearly all.
+    bool reads_on(int64_t needed, int64_t experts) const {
+        return in_prompt && prefetch != KT_PREFETCH_OFF && 8 * needed >= 7 * experts;
+    }
+    // All of a call was asked for: read records of the layer that begins here behind it, as guesses.
+    void read_on(int64_t first_record);
     // ---- at the start (store_profile.cpp) ----
     void seed(int64_t record, double tokens, bool pinned);
     int32_t warm(const int64_t *wanted, int64_t count);
@@ -118,6 +124,7 @@ private:
     void end_score();
     void note_candidates(const kt_predictor &predictor, int64_t tokens, int64_t most);
     bool guess(int64_t record, int64_t *room_ns);
+    int32_t place_guess(int64_t record);
     int64_t guess_some(const int64_t *some, int64_t count, int64_t most, int64_t *room_ns);
     void start_guesses();
     void choose_policy();

@@ -62,6 +62,13 @@ void Store::lost_guess(int64_t record) {
 bool Store::guess(int64_t record, int64_t *room_ns) {
     const int64_t read_ns = guesses.idle.read_ns(records[record].slot_bytes);
     if (read_ns == 0 || !kt_guess_fits(*room_ns, read_ns, guesses.right)) return false;
+    const int32_t answer = place_guess(record);
+    if (answer == KT_MISS) *room_ns -= read_ns;
+    return answer != KT_FULL;
+}
+
+// Give a guess a slot and collect its reads: KT_MISS; KT_HIT where it is there, KT_FULL without a slot.
+int32_t Store::place_guess(int64_t record) {
     kt_placed placed;
     const int32_t answer = kt_residency_guess(residency, record, &placed);
     if (placed.victim >= 0) {  // a guest that lingered
@@ -72,13 +79,12 @@ bool Store::guess(int64_t record, int64_t *room_ns) {
         lost_guess(placed.displaced);
         state[placed.displaced] = ABSENT;
     }
-    if (answer != KT_MISS) return answer == KT_HIT;
+    if (answer != KT_MISS) return answer;
     lost_guess(record);
     origin[record] = GUESS;
     counters.guesses++;
-    *room_ns -= read_ns;
     collect(record, slot(record));
-    return true;
+    return KT_MISS;
 }
 
 // Of these, best first, those that are absent; how many were asked for.
@@ -110,6 +116,23 @@ void Store::at_rest() {
     seen.made += guess_some(seen.records, seen.count, level - exact, &room);
     start_guesses();
     guesses.overhead_ns += kt_now_ns() - began;
+}
+
+// ---- a prompt ----
+
+// Spare slots only, and not in the place of another record of that layer.
+void Store::read_on(int64_t first_record) {
+    int64_t r = first_record;
+    while (r < record_count && records[r].pool < 0) r++;
+    const int64_t layer = r < record_count ? records[r].layer : -1;
+    for (; r < record_count && records[r].layer == layer; r++) {
+        if (has(r)) continue;
+        const int64_t leaves = kt_residency_leaves_for_guess(residency, r);
+        if (leaves == -2 || (leaves >= 0 && records[leaves].layer == layer) || place_guess(r) != KT_MISS) break;
+    }
+    if (read_count == 0) return;
+    start_guesses();
+    kt_io_start_behind(io);
 }
 
 // ---- what is foreseen ----

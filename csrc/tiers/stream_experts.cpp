@@ -47,6 +47,7 @@ private:
     void compute_ready(int64_t some);
     void release_computed();
     void look_ahead(bool nothing_ready);
+    void read_on();
     void place(Group &group) const;
     bool settle();
 
@@ -76,6 +77,7 @@ bool Streamed::run() {
         if (some > 0) {
             compute_ready(some);
             release_computed();
+            read_on();
             store.progress(false);
         } else {
             const int64_t began = kt_now_ns();
@@ -153,6 +155,12 @@ void Streamed::release_computed() {
         store.counters.waves += queued > before;
     }
     store.start();
+}
+
+// Once all is asked for: read on in the next layer, which needs nearly all of its experts, too. Attention runs before it.
+void Streamed::read_on() {
+    if (queued < pass.group_count || !store.reads_on(pass.group_count, bank.experts)) return;
+    store.read_on(bank.first_record + bank.experts);
 }
 
 // Once all is asked for: foresee the next layer while there is nothing else to do, or when the drive has nothing to do; then

@@ -3,6 +3,8 @@
 import random
 import time
 
+import pytest
+
 from ktitan.tiers.reference import Policy, ReferenceStore, StoreSpec
 from ktitan.tiers.reference.store import Wave
 
@@ -54,6 +56,30 @@ def test_tokens_are_counted_for_each_record():
     store.demand([0, 1, 0])
     store.demand([1, 3], tokens=[5, 2])
     assert store.residency.tokens() == [2, 6, 0, 2]
+
+
+@pytest.mark.parametrize("policy", set(Policy) - {Policy.LRU, Policy.SLRU})
+def test_a_prompt_leaves_the_experts_that_most_tokens_chose(policy):
+    """Not those that were read last: of 128 in slots for 32."""
+    random_tokens = random.Random(time.time_ns())
+    spec = StoreSpec([0] * 128, [PAGE << 9] * 128, [34], pool_spares=[2], policy=policy, growth=2 ** (1 / 32))
+    store = ReferenceStore(spec)
+    chose = [max(1, int(400 * 0.97**place)) for place in range(128)]
+    random_tokens.shuffle(chose)
+    for _ in range(3):
+        store.begin(0, 512)
+        store.demand(range(128), tokens=chose)
+        stay = sum(chose[record] for record in range(128) if store.residency.has(record))
+        assert stay >= 0.6 * sum(sorted(chose)[-34:])  # of any 34: 0.4
+
+
+def test_a_prompt_asks_for_few_at_a_time():
+    store = ReferenceStore(StoreSpec([0] * 64, [PAGE << 10] * 64, [32]))
+    store.begin(0, 100)
+    waves = store.demand(range(64))
+    assert [len(wave.misses) for wave in waves] == [8] + [1] * 56  # 32 MiB
+    store.begin(0, 1)
+    assert len(store.demand(range(32))[0].misses) == 32
 
 
 def test_what_is_not_admitted_passes_and_lingers():

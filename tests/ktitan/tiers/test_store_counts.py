@@ -93,6 +93,20 @@ def test_counters_of_calls_that_want_more_than_there_is_room_for(stored, store, 
         assert counted(store.stats()) == counted(vars(reference.counters))
 
 
+@pytest.mark.parametrize("policy", CHOICES["policy"])
+def test_counters_of_prompts_whose_experts_have_some_tokens_each(stored, store, choose, policy):
+    layers, reference = opened(stored, store, choose, CacheOptions(policy, "layer", "off"))
+    for _ in range(30):
+        for number, layer in enumerate(layers):
+            index = torch.tensor([choose.sample(range(EXPERTS), choose.choice([2, 5])) for _ in range(1)] * 12)
+            index[6:] = torch.randint(EXPERTS, (6, 1))
+            stream_experts(torch.ones(12, HIDDEN), index, torch.ones(index.shape), layer, "int8")
+            experts, tokens = index.unique(return_counts=True)
+            reference.begin(number * EXPERTS, 12)
+            reference.demand([number * EXPERTS + int(e) for e in experts], tokens=tokens.tolist())
+            assert counted(store.stats()) == counted(vars(reference.counters))
+
+
 def test_the_policy_follows_what_is_measured(stored, store, choose):
     """Favourites beside a stream of others: frequency keeps them, and both stores find out at the same call."""
     layers, reference = opened(stored, store, choose, CacheOptions(prefetch="off"), least=0.4)

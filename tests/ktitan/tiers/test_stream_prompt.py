@@ -76,6 +76,23 @@ def test_an_expert_is_read_at_most_once_a_chunk(mixture, ids, chunk, policy):
         assert abs(kernel_bytes() - bytes_before - widened) <= 1 << 20  # the program's own files
 
 
+def test_what_is_read_ahead_is_read_once_too(mixture, ids):
+    model, store = load_streamed(mixture, cache="policy=lfu,scope=layer,prefetch=on")
+    prompt(model, ids[:, :300], 300)
+    calls = demanded(model)
+    before, bytes_before = store.stats(), kernel_bytes()
+    model(ids[:, :900], use_cache=False)
+    after = store.stats()
+    counts = {name: after[name] - before[name] for name in ("demands", "misses", "guesses", "guesses_used")}
+    assert counts["demands"] == sum(calls) and 0 < counts["guesses_used"] <= counts["guesses"]
+    sizes = [sum(extent.span.nbytes for extent in record.extents) for record in store._records]
+    read = counts["misses"] + counts["guesses"]
+    reads = after["io"]["wanted_bytes"] - before["io"]["wanted_bytes"]
+    assert read * min(sizes) <= reads <= read * max(sizes)
+    if after["io"]["direct_files"]:
+        assert abs(kernel_bytes() - bytes_before - after["io"]["read_bytes"] + before["io"]["read_bytes"]) <= 1 << 20
+
+
 def test_no_bit_depends_on_the_chunk(mixture, ids):
     wanted = logits(load_resident(mixture), ids[:, :700])
     model, _ = load_streamed(mixture)
