@@ -250,6 +250,7 @@ int32_t Store::want(int64_t record, int64_t tokens) {
     counters.passed += placed.guest;
     if (placed.victim >= 0) {
         counters.evictions++;
+        lost_guess(placed.victim);
         state[placed.victim] = ABSENT;
     }
     if (placed.displaced >= 0) {
@@ -257,7 +258,7 @@ int32_t Store::want(int64_t record, int64_t tokens) {
         state[placed.displaced] = ABSENT;
     }
     score(record);
-    if (placed.foreseen) use_guess(record, answer == KT_LOADING);
+    if (answer != KT_MISS && origin[record] == GUESS) use_guess(record, answer == KT_LOADING);
     if (answer != KT_MISS) {
         counters.hits++;
         return answer;

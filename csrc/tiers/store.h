@@ -51,7 +51,7 @@ public:
     bool reads_on(int64_t needed, int64_t experts) const {
         return in_prompt && prefetch != KT_PREFETCH_OFF && 8 * needed >= 7 * experts;
     }
-    // All of a call was asked for: read records of the layer that begins here behind it, as guesses.
+    // All of a call was asked for: read records of the layer that begins here behind it, as guesses into free and spare slots.
     void read_on(int64_t first_record);
     // ---- at the start (store_profile.cpp) ----
     void seed(int64_t record, double tokens, bool pinned);
@@ -125,6 +125,8 @@ private:
     void note_candidates(const kt_predictor &predictor, int64_t tokens, int64_t most);
     bool guess(int64_t record, int64_t *room_ns);
     int32_t place_guess(int64_t record);
+    bool place_ahead(int64_t record);
+    void begin_guess(int64_t record);
     int64_t guess_some(const int64_t *some, int64_t count, int64_t most, int64_t *room_ns);
     void start_guesses();
     void choose_policy();

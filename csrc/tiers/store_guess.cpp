@@ -73,18 +73,22 @@ int32_t Store::place_guess(int64_t record) {
     const int32_t answer = kt_residency_guess(residency, record, &placed);
     if (placed.victim >= 0) {  // a guest that lingered
         counters.evictions++;
+        lost_guess(placed.victim);
         state[placed.victim] = ABSENT;
     }
     if (placed.displaced >= 0) {
         lost_guess(placed.displaced);
         state[placed.displaced] = ABSENT;
     }
-    if (answer != KT_MISS) return answer;
+    if (answer == KT_MISS) begin_guess(record);
+    return answer;
+}
+
+void Store::begin_guess(int64_t record) {
     lost_guess(record);
     origin[record] = GUESS;
     counters.guesses++;
     collect(record, slot(record));
-    return KT_MISS;
 }
 
 // Of these, best first, those that are absent; how many were asked for.
@@ -120,15 +124,26 @@ void Store::at_rest() {
 
 // ---- a prompt ----
 
-// Spare slots only, and not in the place of another record of that layer.
+// Into a slot of its domain that is free, else a spare one, but not in the place of another record of its layer.
+bool Store::place_ahead(int64_t record) {
+    if (kt_residency_has_room(residency, record)) {
+        kt_placed placed;
+        kt_residency_acquire(residency, record, 0, &placed);  // of no token
+        kt_residency_release(residency, record);
+        begin_guess(record);
+        return true;
+    }
+    const int64_t leaves = kt_residency_leaves_for_guess(residency, record);
+    if (leaves == -2 || (leaves >= 0 && records[leaves].layer == records[record].layer)) return false;
+    return place_guess(record) == KT_MISS;
+}
+
 void Store::read_on(int64_t first_record) {
     int64_t r = first_record;
     while (r < record_count && records[r].pool < 0) r++;
     const int64_t layer = r < record_count ? records[r].layer : -1;
     for (; r < record_count && records[r].layer == layer; r++) {
-        if (has(r)) continue;
-        const int64_t leaves = kt_residency_leaves_for_guess(residency, r);
-        if (leaves == -2 || (leaves >= 0 && records[leaves].layer == layer) || place_guess(r) != KT_MISS) break;
+        if (!has(r) && !place_ahead(r)) break;
     }
     if (read_count == 0) return;
     start_guesses();

@@ -76,6 +76,21 @@ def test_an_expert_is_read_at_most_once_a_chunk(mixture, ids, chunk, policy):
         assert abs(kernel_bytes() - bytes_before - widened) <= 1 << 20  # the program's own files
 
 
+@pytest.mark.parametrize("tokens", [1024, 2048])
+def test_a_long_chunk_is_one_pass(mixture, tokens):
+    with cache_of(0.25) as opened:
+        model, _ = load(mixture, rules=RULES, device="cpu", context=tokens, cache="policy=lru,prefetch=off")
+    store = opened[0].store
+    assert model.ktitan.plan.chunk_tokens == tokens
+    ids = torch.randint(3, 130, (1, tokens), generator=torch.Generator().manual_seed(time.time_ns()))
+    calls, bytes_before = demanded(model), kernel_bytes()
+    logits(model, ids)
+    counts = store.stats()
+    assert counts["demands"] == counts["misses"] == sum(calls) <= len(store._records)
+    if counts["io"]["direct_files"]:
+        assert abs(kernel_bytes() - bytes_before - counts["io"]["read_bytes"]) <= 1 << 20
+
+
 def test_what_is_read_ahead_is_read_once_too(mixture, ids):
     model, store = load_streamed(mixture, cache="policy=lfu,scope=layer,prefetch=on")
     prompt(model, ids[:, :300], 300)
