@@ -67,7 +67,6 @@ struct kt_controller {
     bool comparing, by_regime;
     int64_t rival, window, at, opponent;
     Side mine, its;
-    int64_t walls[SAMPLES], wall_count;
 
     // Until the next one.
     int64_t wait, spacing, since, restart;
@@ -119,7 +118,7 @@ void kt_controller::compare(bool for_regime) {
         rival = which == 0 ? 0 : which == 1 ? least(2 * level, 2 * full) : most(level / 2, 1);
         if (rival == level) rival = 0;
     }
-    window = at = wall_count = 0;
+    window = at = 0;
     mine.count = its.count = 0;
 }
 
@@ -127,15 +126,14 @@ void kt_controller::compare_step(const kt_guess_step &step) {
     if (at++ >= SETTLING) {
         const bool others = of_rival(window);
         Side &side = others ? its : mine;
-        side.costs[side.count++] = step.stall_ns + step.overhead_ns;
-        if (!others) walls[wall_count++] = step.wall_ns;
+        side.costs[side.count++] = step.wall_ns;
     }
     if (at < WINDOW) return;
     at = 0;
     window++;
     if (window % 2 == 1) return;
     const int64_t pairs = window / 2;
-    const bool clear = absolute(mine.cost() - its.cost()) * CLEAR > middle(walls, wall_count);
+    const bool clear = absolute(mine.cost() - its.cost()) * CLEAR > mine.cost();
     if (pairs == PAIRS || (pairs >= CLEAR_PAIRS && clear)) finish();
 }
 
@@ -143,7 +141,6 @@ void kt_controller::compare_step(const kt_guess_step &step) {
 void kt_controller::window_again() {
     const int64_t counted = most(at - SETTLING, 0);
     (of_rival(window) ? its : mine).count -= counted;
-    if (!of_rival(window)) wall_count -= counted;
     at = 0;
 }
 
@@ -154,7 +151,7 @@ bool kt_controller::rival_wins(int64_t saved, int64_t wall) {
 }
 
 void kt_controller::finish() {
-    const int64_t own = mine.cost(), other = its.cost(), wall = middle(walls, wall_count);
+    const int64_t own = mine.cost(), other = its.cost(), wall = own;
     if (level == 0 || rival == 0) gain = level == 0 ? own - other : other - own;
     const bool changes = rival_wins(own - other, wall);
     // The side that is given up took `its.count` steps and their settling, or as many.

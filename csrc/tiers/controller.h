@@ -1,7 +1,7 @@
 // Whether reading ahead pays, and how much of it: decisions only; ktitan/tiers/reference/controller.py takes the same ones.
 //
-// Steps with guesses and without take turns in windows, and what a step cost (time that it waited for the drive, and what
-// looking ahead took) is compared. Whole numbers only, so that both sides agree to the bit.
+// Steps with guesses and without take turns in windows, and their times are compared: all of it, since reading also takes cores
+// and memory from what computes. Whole numbers only, so that both sides agree to the bit.
 #pragma once
 
 #include "../cpu/ktitan_cpu.h"

@@ -98,7 +98,7 @@ def read_feed(layer: DecoderLayer) -> Feed | str:
         return "the layer's forward was replaced"
     norms = {name: child for name, child in stock.named_children() if _is_norm(child)}
     if not norms:
-        return "the layer has no norm of its own"
+        return "the layer has no norm that has a weight and nothing else"
     width = int(next(iter(norms.values()))._parameters["weight"].numel())  # type: ignore[union-attr]
     runs = [_run(stock, norms, width, answer) for answer in (_with_more, torch.zeros_like)]
     hidden, calls = max(runs, key=lambda run: len(run[1]))

@@ -31,8 +31,8 @@ class GuessStep:
     tokens: int = 1
 
     @property
-    def cost(self) -> int:
-        """What guesses can lower or raise."""
+    def lost_ns(self) -> int:
+        """What a change of regime shows in."""
         return self.stall_ns + self.overhead_ns
 
 
@@ -48,9 +48,8 @@ class _Comparison:
     rival: int
     by_regime: bool
     window: int = 0
-    mine: list[list[int]] = field(default_factory=list)  # costs, by window
+    mine: list[list[int]] = field(default_factory=list)  # times, by window
     its: list[list[int]] = field(default_factory=list)
-    walls: list[list[int]] = field(default_factory=list)
     steps: list[GuessStep] = field(default_factory=list)  # of this window
 
     @property
@@ -64,12 +63,10 @@ class _Comparison:
         if len(self.steps) < WINDOW:
             return False
         counted, self.steps = self.steps[SETTLING:], []
-        (self.its if self.of_rival else self.mine).append([one.cost for one in counted])
-        if not self.of_rival:
-            self.walls.append([one.wall_ns for one in counted])
+        (self.its if self.of_rival else self.mine).append([one.wall_ns for one in counted])
         self.window += 1
         pairs, half = divmod(self.window, 2)
-        clear = abs(_middle(self.mine) - _middle(self.its)) * CLEAR > _middle(self.walls) if not half else False
+        clear = not half and abs(_middle(self.mine) - _middle(self.its)) * CLEAR > _middle(self.mine)
         return not half and (pairs == PAIRS or (pairs >= CLEAR_PAIRS and clear))
 
 
@@ -143,8 +140,8 @@ class Controller:
         self._comparison = _Comparison(rival, by_regime)
 
     def _finish(self, comparison: _Comparison) -> None:
-        own, other, wall = (_middle(side) for side in (comparison.mine, comparison.its, comparison.walls))
-        rival, saved = comparison.rival, own - other
+        own, other = _middle(comparison.mine), _middle(comparison.its)
+        rival, saved, wall = comparison.rival, own - other, own
         if not self._level or not rival:
             self.gain = -saved if self._level else saved
         if not self._level:
@@ -176,7 +173,7 @@ class Controller:
         self._stretch.append(step)
         if len(self._stretch) < STRETCH:
             return
-        costs = _middle([[one.cost for one in self._stretch]])
+        costs = _middle([[one.lost_ns for one in self._stretch]])
         idles = _middle([[one.idle_ns for one in self._stretch]])
         walls = _middle([[one.wall_ns for one in self._stretch]])
         self._stretch.clear()
