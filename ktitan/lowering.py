@@ -42,8 +42,8 @@ class Routed:
 class Builder(ABC):
     """Appends operations; each method returns the value that it makes.
 
-    `module` is what operators call for their children: whatever stands there is lowered, or called in Python between two
-    native parts when it cannot be.
+    `module` is what operators call for their children: whatever stands there is lowered, or called in Python between
+    two native parts when it cannot be.
     """
 
     @abstractmethod
@@ -70,8 +70,8 @@ class Builder(ABC):
 
     @abstractmethod
     def rotate(self, x: Value, rotation: Any, heads: int, layer: Any) -> Value:
-        """x with its heads turned by the step's positions (`ktitan.native.attention.Rotation`); `layer` is the attention
-        module, which tells which table of positions the stock model hands it.
+        """x with its heads turned by the step's positions (`ktitan.native.attention.Rotation`); `layer` is the
+        attention module, which tells which table of positions the stock model hands it.
         """
 
     @abstractmethod
