@@ -23,7 +23,7 @@ from setuptools.command.build_ext import build_ext
 # Only the folders with generic names are mapped, so that `operators` and `injection_rules` install below `ktitan`.
 MAPPED = {"operators": "ktitan.operators", "injection_rules": "ktitan.injection_rules"}
 
-SOURCES = (Path("csrc/cpu"), Path("csrc/tiers"))
+SOURCES = (Path("csrc/cpu"), Path("csrc/tiers"), Path("csrc/program"))
 LIBRARY = "ktitan.native._cpu"
 # Says why there is no library; ktitan.native reads it.
 NOTE = "_cpu_build.txt"
