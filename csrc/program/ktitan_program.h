@@ -8,6 +8,7 @@
 #include "../cpu/ktitan_cpu.h"
 
 // ---- KV pool: pages of 64 tokens, counted by reference, copied on write (ktitan/context.py has the contract) ----
+// Any thread may call, calls into one pool run one at a time; who closes a pool is its last user.
 
 enum kt_kv_format { KT_KV_F32 = 0, KT_KV_BF16 = 1, KT_KV_Q8 = 2, KT_KV_FORMATS = 3 };
 
@@ -32,8 +33,9 @@ typedef struct kt_pool kt_pool;
 
 KT_API kt_pool *kt_pool_open(void);  // null: no memory
 KT_API void kt_pool_close(kt_pool *pool);
+KT_API kt_pool *kt_pool_copy(kt_pool *pool);  // sequences keep their ids and share what they shared; null: no memory
 KT_API void kt_pool_count(kt_pool *pool, kt_pool_counts *out);
-// `limit_bytes` below 0: no limit; it holds for all of the pool's memory.
+// `limit_bytes` below 0: no limit; it holds for all of the pool's memory. A null `what` undeclares a layer without tokens.
 KT_API int32_t kt_pool_declare(kt_pool *pool, int64_t layer, const kt_kv_layer *what, int64_t limit_bytes);
 KT_API int64_t kt_pool_sequence(kt_pool *pool);                    // a new one; -1: no memory
 KT_API int64_t kt_pool_fork(kt_pool *pool, int64_t sequence);      // a new one that shares all pages; -1: no such sequence
@@ -50,6 +52,9 @@ KT_API int32_t kt_pool_append(kt_pool *pool, int64_t layer, const int64_t *seque
 // Tokens [first, first + count) of a sequence, as kt_pool_append takes them.
 KT_API int32_t kt_pool_read(kt_pool *pool, int64_t layer, int64_t sequence, int64_t first, int64_t count, float *keys,
                             float *values);
+// All `length` tokens of sequences of one length: keys [count, key_heads, length, key_dim], values alike.
+KT_API int32_t kt_pool_gather(kt_pool *pool, int64_t layer, const int64_t *sequences, int64_t count, int64_t length,
+                              float *keys, float *values);
 // Give free pages back to the system until the pool has at most `limit_bytes`; what it has afterwards.
 KT_API int64_t kt_pool_trim(kt_pool *pool, int64_t limit_bytes);
 
