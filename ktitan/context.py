@@ -17,6 +17,8 @@ from weakref import WeakSet
 
 import torch
 
+from ktitan.kv_formats import AS_COMPUTED, KV_FORMATS
+
 __all__ = [
     "PAGE_TOKENS",
     "KVAllowance",
@@ -84,6 +86,10 @@ class KVLayerSpec:
     """What one layer stores per token: keys [key_heads, key_dim], values [value_heads, value_dim].
 
     For multi-head latent attention the key is the latent [1, kv_lora_rank] and the value the rotary part [1, rope_dim].
+
+    Attributes:
+        dtype: what is appended and gathered.
+        format: how pages hold it, of `ktitan.kv_formats`; "f32" is as `dtype` has it.
     """
 
     key_heads: int
@@ -92,11 +98,15 @@ class KVLayerSpec:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+    format: str = AS_COMPUTED
 
     @property
     def token_bytes(self) -> int:
         """Bytes that one token takes in this layer."""
-        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+        if self.format == AS_COMPUTED:
+            return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+        stored = KV_FORMATS[self.format]
+        return self.key_heads * stored.row_bytes(self.key_dim) + self.value_heads * stored.row_bytes(self.value_dim)
 
 
 class KVPool(ABC):
@@ -203,6 +213,11 @@ class KVPool(ABC):
         Raises:
             UnsupportedError: the layer has not been declared.
         """
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is gathered is what was appended, bit for bit; else it is rounded to the pages' format."""
+        return True
 
     @property
     @abstractmethod

@@ -69,7 +69,8 @@ class _Batch:
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store as `append` does, and give back all of the layer: keys [B, Hk, S, Dk] and values [B, Hv, S, Dv]."""
-        return self.gather(layer) if self.append(layer, keys, values) else (keys, values)
+        start = self.append(layer, keys, values)
+        return self.gather(layer) if start or not self.pool.is_exact else (keys, values)
 
     def gather(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [B, Hk, S, Dk] and values [B, Hv, S, Dv]."""

@@ -12,8 +12,17 @@ import torch
 
 from ktitan.context import PAGE_TOKENS, KVAllowance, KVLayerSpec, KVPool
 from ktitan.engine.kv_pages import PageLedger
+from ktitan.engine.kv_refusals import (
+    check_states,
+    cropped_below_zero,
+    named_twice,
+    no_room,
+    undeclared,
+    unequal_lengths,
+    unknown_sequence,
+)
 from ktitan.engine.kv_store import PageStore, WritePart
-from ktitan.errors import BudgetError, UnsupportedError
+from ktitan.errors import BudgetError
 
 __all__ = ["TorchKVPool"]
 
@@ -142,11 +151,7 @@ class TorchKVPool(KVPool):
         states = [self._find(sequence) for sequence in sequences]
         lengths = {state.lengths.get(layer, 0) for state in states}
         if len(lengths) != 1:
-            raise UnsupportedError(
-                f"sequences of {sorted(lengths)} tokens cannot be gathered as one tensor",
-                f"layer {layer}",
-                "gather them one by one, or pad them to one length",
-            )
+            raise unequal_lengths(layer, lengths)
         (length,) = lengths
         if length == 0:
             empty = torch.empty(len(states), 0, spec.key_heads, spec.key_dim, dtype=spec.dtype, device=spec.device)
@@ -173,9 +178,7 @@ class TorchKVPool(KVPool):
         """
         state = self._find(sequence)
         if length < 0:
-            raise UnsupportedError(
-                f"a sequence cannot be cropped to {length} tokens", remedy="give a length of 0 or more"
-            )
+            raise cropped_below_zero(length)
         for layer, tokens in state.lengths.items():
             state.lengths[layer] = min(tokens, length)
         kept = _pages(state.longest)
@@ -199,7 +202,7 @@ class TorchKVPool(KVPool):
         """
         store = self._store.layers.get(layer)
         if store is None:
-            raise UnsupportedError("the layer holds no tokens", f"layer {layer}", "append to it first")
+            raise undeclared(layer)
         return store.spec
 
     @property
@@ -233,44 +236,22 @@ class TorchKVPool(KVPool):
     def _find(self, sequence: int) -> _Sequence:
         state = self._sequences.get(sequence)
         if state is None:
-            raise UnsupportedError(
-                f"the pool has no sequence {sequence}", remedy="it was freed, or it belongs to another pool"
-            )
+            raise unknown_sequence(sequence)
         return state
 
     def _distinct(self, sequences: Sequence[int]) -> list[_Sequence]:
         if len(set(sequences)) != len(sequences):
-            raise UnsupportedError(
-                f"a sequence is named twice in {list(sequences)}", remedy="append its tokens in one piece"
-            )
+            raise named_twice(sequences)
         return [self._find(sequence) for sequence in sequences]
 
     def _check(self, layer: int, tokens: int, keys: torch.Tensor, values: torch.Tensor) -> bool:
         """Whether the layer is new; raises when the tensors are not what it stores."""
-        if keys.ndim != 3 or values.ndim != 3 or keys.shape[0] != tokens or values.shape[0] != tokens:
-            raise UnsupportedError(
-                f"keys {list(keys.shape)} and values {list(values.shape)} are not [T, heads, dim] with T = {tokens}",
-                f"layer {layer}",
-                "pack the tokens of the step in one row",
-            )
-        if keys.requires_grad or values.requires_grad:
-            raise UnsupportedError(
-                "keys or values require gradients, which the pool cannot carry",
-                f"layer {layer}",
-                "run the model under torch.no_grad() or torch.inference_mode()",
-            )
         store = self._store.layers.get(layer)
         if store is None:
             is_right = (values.dtype, values.device) == (keys.dtype, keys.device)
         else:
             is_right = store.takes(keys, values)
-        if not is_right:
-            raise UnsupportedError(
-                f"keys {_describe(keys)} and values {_describe(values)} do not fit "
-                + ("each other" if store is None else f"the layer's {store.spec}"),
-                f"layer {layer}",
-                "give keys and values one dtype and device, and each model a pool of its own",
-            )
+        check_states(layer, tokens, keys, values, is_right, None if store is None else store.spec)
         return store is None
 
     def _declare(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -362,12 +343,7 @@ class TorchKVPool(KVPool):
     def _afford(self, needed_bytes: int, purpose: str) -> None:
         if self.budget_bytes is None or self.allocated_bytes + needed_bytes <= self.budget_bytes:
             return
-        raise BudgetError(
-            f"{needed_bytes} more bytes are needed for {purpose}, {self.budget_bytes - self.allocated_bytes} of "
-            f"{self.budget_bytes} are available",
-            "KV pool",
-            "free or crop sequences, use a shorter prompt or a smaller batch, or raise the KV budget",
-        )
+        raise no_room(needed_bytes, purpose, self.budget_bytes, self.allocated_bytes)
 
 
 def _pages(tokens: int) -> int:
@@ -379,10 +355,6 @@ def _spec_of(keys: torch.Tensor, values: torch.Tensor) -> KVLayerSpec:
     """What a layer stores whose first tokens are keys [T, Hk, Dk] and values [T, Hv, Dv]."""
     (_, key_heads, key_dim), (_, value_heads, value_dim) = keys.shape, values.shape
     return KVLayerSpec(key_heads, key_dim, value_heads, value_dim, keys.dtype, keys.device)
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
 
 
 def _join(parts: _Parts, batch: int, length: int) -> torch.Tensor:

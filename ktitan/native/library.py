@@ -63,6 +63,32 @@ _SIGNATURES = {
     "kt_stream_rows": "ppqppqp",
     "kt_crc32c": "ipq",
     "kt_crc32c_tables": "ipq",
+    "kt_pool_open": "",
+    "kt_pool_close": "p",
+    "kt_pool_copy": "p",
+    "kt_pool_count": "pp",
+    "kt_pool_declare": "pqpq",
+    "kt_pool_sequence": "p",
+    "kt_pool_fork": "pq",
+    "kt_pool_free": "pq",
+    "kt_pool_crop": "pqq",
+    "kt_pool_length": "pqq",
+    "kt_pool_table": "pqpq",
+    "kt_pool_reserve": "pppqq",
+    "kt_pool_append": "pqppqppq",
+    "kt_pool_read": "pqqqqpp",
+    "kt_pool_gather": "pqpqqpp",
+    "kt_pool_trim": "pq",
+}
+# What is not an int32 of enum kt_status, or nothing.
+_RESULTS = {
+    "kt_pool_open": "p",
+    "kt_pool_copy": "p",
+    "kt_pool_sequence": "q",
+    "kt_pool_fork": "q",
+    "kt_pool_length": "q",
+    "kt_pool_table": "q",
+    "kt_pool_trim": "q",
 }
 
 
@@ -210,7 +236,7 @@ def _missing_reason(path: Path, note: Path) -> str | None:
 
 
 def _declare(handle: ctypes.CDLL) -> None:
-    """Give every function its argument types."""
+    """Give every function its argument types, and its result where that is no int32."""
     kinds: dict[str, Any] = {
         "p": ctypes.c_void_p,
         "q": ctypes.c_int64,
@@ -220,3 +246,5 @@ def _declare(handle: ctypes.CDLL) -> None:
     }
     for name, letters in _SIGNATURES.items():
         getattr(handle, name).argtypes = [kinds[letter] for letter in letters]
+    for name, letter in _RESULTS.items():
+        getattr(handle, name).restype = kinds[letter]
