@@ -46,6 +46,7 @@ def optimize_and_load(
     context: int | None = None,
     lora: str | Path | None = None,
     cache: str | CacheOptions | None = None,
+    kv: str | None = None,
     profile: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ModelT:
@@ -65,6 +66,8 @@ def optimize_and_load(
         lora: folder of a PEFT adapter of low-rank pairs for linear modules, applied until `model.ktitan.undo()`.
         cache: which streamed experts stay in RAM and what is read early: "policy=lru,scope=global,prefetch=off"; what
             it leaves open is chosen by measurement (`ktitan.tiers.options`).
+        kv: how the KV cache stores numbers: "f32", as they are computed; "bf16" and "q8", a half and 17 of 64 of the
+            bytes, where float32 is computed on the CPU. q8 needs heads of whole blocks of 32 numbers.
         profile: file with the experts that earlier sessions chose, which are read at the start where it is there;
             `model.ktitan.save_profile()` adds this session.
         progress: called with (bytes read, bytes in all).
@@ -93,6 +96,7 @@ def optimize_and_load(
         keep_original=keep_original,
         lora=lora,
         cache=cache,
+        kv=kv,
         profile=profile,
     )
     carry_out(model, plan, keep_original, progress, generation_config_of(model, _home(weights, model), sources))
@@ -112,6 +116,7 @@ def load(
     keep_original: bool = False,
     lora: str | Path | None = None,
     cache: str | CacheOptions | None = None,
+    kv: str | None = None,
     profile: str | Path | None = None,
     verify_weights: bool = False,
     progress: Progress | None = None,
@@ -121,7 +126,7 @@ def load(
     Args:
         path: a folder, a `.gguf`, a hub id, or "demo".
         gguf_path: GGUF weights for a folder that holds config and tokenizer.
-        rules, budget, quant, device, context, keep_original, lora, cache, profile,
+        rules, budget, quant, device, context, keep_original, lora, cache, kv, profile,
             progress: as in `optimize_and_load`.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; default: the checkpoint's (float32 for float16 on a
             CPU); for a quantised GGUF on the CPU float32; for other GGUFs bfloat16 where the device has instructions
@@ -149,6 +154,7 @@ def load(
         keep_original=keep_original,
         lora=lora,
         cache=cache,
+        kv=kv,
         profile=profile,
     )
     plan.add_problem(WeightError, faults)

@@ -18,9 +18,11 @@ from ktitan.api.build import build_model, choose_dtype, is_packed, notes_of, rea
 from ktitan.api.locate import ModelFiles, ModelName, locate
 from ktitan.api.placing import PlacedRules, place_rules
 from ktitan.api.text_only import text_only_notes
-from ktitan.errors import PlanError, UnsupportedError, WeightError
+from ktitan.errors import Fault, HardwareError, PlanError, UnsupportedError, WeightError
 from ktitan.hardware import Hardware, detect
 from ktitan.hub.fetch import Fetched
+from ktitan.kv_formats import AS_COMPUTED, parse_kv
+from ktitan.native import native_reason
 from ktitan.plan import Plan, make_plan
 from ktitan.plan.devices import whole_name
 from ktitan.planner import auto_rules, packaged_rules, stream_to_fit
@@ -125,6 +127,7 @@ def plan_model(
     context: int | None = None,
     lora: str | Path | None = None,
     cache: str | CacheOptions | None = None,
+    kv: str | None = None,
 ) -> Plan:
     """The plan of MODEL by `rules`, from headers alone; a folder with only a config.json will do.
 
@@ -142,6 +145,7 @@ def plan_model(
         context=context,
         lora=lora,
         cache=cache,
+        kv=kv,
     )
     plan.notes += ready.notes
     return plan
@@ -160,12 +164,13 @@ def plan_injection(
     keep_original: bool = False,
     lora: str | Path | None = None,
     cache: str | CacheOptions | None = None,
+    kv: str | None = None,
     profile: str | Path | None = None,
 ) -> Plan:
     """The plan for a model object; see `optimize_and_load` for the arguments."""
     if quant not in (None, "as-stored"):
         raise UnsupportedError(f"quantizing on load (quant={quant!r}) is not in this version", remedy="leave it out")
-    options = parse_cache(cache)
+    options, kv_format = parse_cache(cache), parse_kv(kv)
     profile_file = ProfileFile(profile) if profile is not None else None
     adapter = open_adapter(lora) if lora is not None else None
     hardware = hardware or detect()
@@ -198,12 +203,17 @@ def plan_injection(
         keep_original=keep_original,
         lenient=is_auto,
         adapter=adapter,
+        kv=kv_format,
     )
     plan = make(parsed)
     # Originals in RAM would hold the very bytes that streaming leaves on the drive.
     if not written and not keep_original:
         plan = stream_to_fit(plan, parsed, make)
     plan.cache_options, plan.profile = options, profile_file
+    missing = native_reason() if kv_format != AS_COMPUTED else None
+    if missing is not None:
+        fault = Fault(f"{kv_format} is stored by the native library, which is {missing}", "kv", 'leave it at kv="f32"')
+        plan.add_problem(HardwareError, [fault])
     if profile_file is not None and not plan.streams:
         logger.warning("nothing is streamed: there is nothing to learn for %s", profile)
     return plan

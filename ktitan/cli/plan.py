@@ -17,6 +17,7 @@ from ktitan.local_chat.arguments import (
     Context,
     Device,
     GgufPath,
+    Kv,
     Lora,
     Model,
     Plugin,
@@ -41,6 +42,7 @@ def plan(
     vram: Vram = None,
     ram: Ram = None,
     cache: Cache = None,
+    kv: Kv = None,
     device: Device = None,
     context: Context = None,
     lora: Lora = None,
@@ -70,6 +72,7 @@ def plan(
         context=context,
         lora=one_adapter(lora),
         cache=cache,
+        kv=kv,
     )
     if write is not None and not made.faults:
         # Before the plan is shown: a drive without room leaves nothing on stdout.

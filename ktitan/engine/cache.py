@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -175,6 +175,7 @@ class KtitanCache(Cache):
             supported. Without it layers appear as they are used.
         pool: a pool that other caches use, too.
         budget_bytes: limit of the private pool, or who knows it (`model.ktitan.kv_allowance`); see `TorchKVPool`.
+        make_pool: makes the private pool for a limit.
 
     Raises:
         UnsupportedError: the model has layers that keep more than keys and values (linear attention, indexers), or
@@ -186,6 +187,7 @@ class KtitanCache(Cache):
         config: PreTrainedConfig | None = None,
         pool: KVPool | None = None,
         budget_bytes: int | KVAllowance | None = None,
+        make_pool: Callable[[int | KVAllowance | None], KVPool] = TorchKVPool,
     ) -> None:
         if pool is not None and budget_bytes is not None:
             raise UnsupportedError(
@@ -193,7 +195,7 @@ class KtitanCache(Cache):
             )
         super().__init__(layers=[])
         self._is_shared = pool is not None
-        self._batch = _Batch(TorchKVPool(budget_bytes) if pool is None else pool)
+        self._batch = _Batch(make_pool(budget_bytes) if pool is None else pool)
         for is_sliding in [] if config is None else _windowed_layers(config):
             self._add_layer(is_sliding)
 

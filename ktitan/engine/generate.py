@@ -20,9 +20,11 @@ from ktitan.context import step
 from ktitan.engine.cache import KtitanCache
 from ktitan.engine.conversation import encode_rendered, encode_text, render_messages
 from ktitan.engine.detokenize import Detokenizer, StopStrings
+from ktitan.engine.kv_choice import pool_maker
 from ktitan.engine.sampling import Sampler, Sampling
 from ktitan.engine.steps import PromptProgress, Step, Token, score_token
 from ktitan.errors import UnsupportedError
+from ktitan.kv_formats import AS_COMPUTED
 
 __all__ = ["GenerationStats", "cache_keyword", "end_ids", "generate_steps", "generate_tokens", "new_cache", "stream"]
 
@@ -96,11 +98,18 @@ def cache_keyword(model: torch.nn.Module) -> str:
 def new_cache(model: Any) -> Any:
     """An empty cache for one sequence: ktitan's pages within the model's budget, or transformers' own, without a limit,
     for layers that keep a running state.
+
+    Raises:
+        UnsupportedError, HardwareError: the model was loaded with a KV format that its layers cannot have.
     """
-    budget = getattr(getattr(model, "ktitan", None), "kv_allowance", None)
+    handle = getattr(model, "ktitan", None)
+    budget = getattr(handle, "kv_allowance", None)
+    kv = getattr(getattr(handle, "plan", None), "kv_format", AS_COMPUTED)
     try:
-        return KtitanCache(config=model.config, budget_bytes=budget)
+        return KtitanCache(config=model.config, budget_bytes=budget, make_pool=pool_maker(model, kv))
     except UnsupportedError as error:
+        if kv != AS_COMPUTED:
+            raise
         log.info("transformers' cache is used: %s", error.message)
         return DynamicCache(config=model.config)
 

@@ -314,7 +314,7 @@ def _check_layer(layer: int, spec: KVLayerSpec) -> None:
     block = KV_FORMATS[spec.format].block
     if spec.key_dim % block or spec.value_dim % block:
         raise UnsupportedError(
-            f"heads of {spec.key_dim} and {spec.value_dim} numbers are no multiples of {block}, the block of {spec.format}",
+            f"{spec.format} stores blocks of {block} numbers, and heads are {spec.key_dim} and {spec.value_dim} wide",
             place,
             "use another format of the KV cache (kv=, --kv)",
         )

@@ -65,9 +65,7 @@ def unknown_sequence(sequence: int) -> UnsupportedError:
 
 def named_twice(sequences: Sequence[int]) -> UnsupportedError:
     """One call cannot append to a sequence in two pieces."""
-    return UnsupportedError(
-        f"a sequence is named twice in {list(sequences)}", remedy="append its tokens in one piece"
-    )
+    return UnsupportedError(f"a sequence is named twice in {list(sequences)}", remedy="append its tokens in one piece")
 
 
 def undeclared(layer: int) -> UnsupportedError:

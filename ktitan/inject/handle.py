@@ -279,6 +279,7 @@ class Handle:
             limits=plan.limits,
             budget=plan.budget,
             context_tokens=plan.context_tokens,
+            kv_format=plan.kv_format,
             chunk_tokens=plan.chunk_tokens,
             origin=plan.origin,
             notes=plan.notes,

@@ -18,6 +18,7 @@ __all__ = [
     "Device",
     "Dtype",
     "GgufPath",
+    "Kv",
     "Lora",
     "Model",
     "Plugin",
@@ -62,6 +63,12 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         help="What stays in RAM of streamed experts, and what is read early: policy=lru,scope=global,prefetch=off.",
+    ),
+]
+Kv = Annotated[
+    str | None,
+    typer.Option(
+        "--kv", metavar="FORMAT", help="Keys and values are kept as f32 (as computed), bf16 or q8. Default: f32."
     ),
 ]
 Profile = Annotated[

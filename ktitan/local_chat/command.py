@@ -17,6 +17,7 @@ from ktitan.local_chat.arguments import (
     Device,
     Dtype,
     GgufPath,
+    Kv,
     Lora,
     Plugin,
     Profile,
@@ -69,6 +70,7 @@ def chat(
     vram: Vram = None,
     ram: Ram = None,
     cache: Cache = None,
+    kv: Kv = None,
     profile: Profile = None,
     record_trace: RecordTrace = None,
     device: Device = None,
@@ -95,7 +97,8 @@ def chat(
         loading["lora"] = one_adapter(lora)
     if verify_weights:
         loading["verify_weights"] = True
-    room = {"budget": budget_text(budget, vram, ram), "context": context, "cache": cache, "profile": profile}
+    room = {"budget": budget_text(budget, vram, ram), "context": context, "profile": profile}
+    keeping = {"cache": cache, "kv": kv}
     shaping: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choosing = {"repetition_penalty": repetition_penalty, "seed": seed, "greedy": greedy or None}
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "chunk_tokens": chunk_size}
@@ -103,7 +106,7 @@ def chat(
         lengths["opening"] = THINK
     options = ChatOptions(
         model=name,
-        load={**loading, **room},
+        load={**loading, **room, **keeping},
         stream={**shaping, **choosing, **lengths},
         system=system,
         threads=threads,

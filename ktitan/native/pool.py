@@ -44,8 +44,8 @@ class PoolCounts(NamedTuple):
 class NativePool:
     """Pages of 64 tokens in native memory, which goes with the last reference to this object.
 
-    Any thread may call. Limits are bytes of the whole pool, None for none. Sequences must exist, and layers be declared,
-    where nothing else is said: who calls has checked that.
+    Any thread may call. Limits are bytes of the whole pool, None for none. Where nothing else is said, sequences exist
+    and layers are declared: who calls has checked that.
 
     Attributes:
         address: the kt_pool, for other native calls.

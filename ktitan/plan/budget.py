@@ -7,11 +7,19 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from ktitan.errors import BudgetError, Fault
+from ktitan.errors import BudgetError, Fault, UnsupportedError
 from ktitan.hardware import Hardware
 from ktitan.plan.cache import add_cache, cache_hint
 from ktitan.plan.devices import device_tier
-from ktitan.plan.kv import PREFILL_TOKENS, context_length, kv_token_bytes, paged, streamed_chunk, workspace_bytes
+from ktitan.plan.kv import (
+    PREFILL_TOKENS,
+    context_length,
+    kv_faults,
+    kv_token_bytes,
+    paged,
+    streamed_chunk,
+    workspace_bytes,
+)
 from ktitan.plan.rows import Plan
 from ktitan.tiers import TIERS, format_bytes
 
@@ -25,6 +33,7 @@ def add_budget(
     hardware: Hardware,
     devices: Mapping[str, torch.device],
     context_tokens: int | None,
+    kv: str,
 ) -> None:
     """Fill `plan.parts` and `plan.limits`, and note a fault for each tier that is too small.
 
@@ -35,6 +44,7 @@ def add_budget(
         hardware: limits where the budget is silent.
         devices: compute device of every module; an attention layer's KV lies where it computes.
         context_tokens: tokens to keep KV for; None: the model's limit up to 4096.
+        kv: format of KV, of `ktitan.kv_formats`.
     """
     plan.context_tokens = context_length(model, context_tokens)
     parts: dict[str, dict[str, int]] = {}
@@ -44,13 +54,15 @@ def add_budget(
             parts.setdefault("ram", {"weights": 0, "kv": 0, "workspace": 0})["weights"] += row.resident_bytes
     for tier, uses in plan.parts.items():
         parts.setdefault(tier, {"weights": 0, "kv": 0, "workspace": 0}).update(uses)
-    per_token = kv_token_bytes(model, dtype)
+    plan.kv_format = kv
+    per_token = kv_token_bytes(model, dtype, kv)
     if per_token is None:
         plan.notes.append("the config does not tell the size of the KV cache; it is counted as 0")
     plan.chunk_tokens = min(PREFILL_TOKENS, plan.context_tokens)  # no prompt is longer
     if any(stream.expert_slots for stream in plan.streams):
         plan.chunk_tokens = streamed_chunk(model, dtype, _limit(plan, "ram", hardware), plan.context_tokens)
     shares = _attention_shares(model, devices)
+    plan.add_problem(UnsupportedError, kv_faults(model, dtype, shares, kv))
     for tier, share in shares.items():
         uses = parts.setdefault(tier, {"weights": 0, "kv": 0, "workspace": 0})
         uses["kv"] += int((per_token or 0) * paged(plan.context_tokens) * share)

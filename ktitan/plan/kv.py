@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from ktitan.errors import Fault
+from ktitan.kv_formats import AS_COMPUTED, KV_FORMATS
+
 __all__ = [
     "DEFAULT_CONTEXT",
     "PREFILL_TOKENS",
     "context_length",
+    "kv_faults",
     "kv_token_bytes",
     "paged",
     "streamed_chunk",
@@ -55,22 +59,59 @@ def paged(tokens: int) -> int:
     return -(-tokens // _PAGE_TOKENS) * _PAGE_TOKENS
 
 
-def kv_token_bytes(model: nn.Module, dtype: torch.dtype) -> int | None:
-    """Bytes per token over all layers; None when the config does not tell.
+def kv_token_bytes(model: nn.Module, dtype: torch.dtype, kv: str = AS_COMPUTED) -> int | None:
+    """Bytes per token over all layers in a format of the KV cache; None when the config does not tell."""
+    layers = getattr(text_config(model), "num_hidden_layers", None)
+    rows = _kv_rows(model)
+    if not layers or rows is None:
+        return None
+    if kv == AS_COMPUTED:
+        return int(layers * sum(heads * width for heads, width in rows) * dtype.itemsize)
+    return int(layers * sum(heads * KV_FORMATS[kv].row_bytes(width) for heads, width in rows))
 
-    Latent attention (DeepSeek) caches kv_lora_rank + qk_rope_head_dim numbers a layer, others 2 x heads x head_dim.
+
+def kv_faults(model: nn.Module, dtype: torch.dtype, tiers: Collection[str], kv: str) -> list[Fault]:
+    """Why keys and values cannot be stored in the format `kv`.
+
+    Args:
+        model: the stock model.
+        dtype: that it computes in.
+        tiers: where its attention computes.
+        kv: of `KV_FORMATS`.
+    """
+    if kv == AS_COMPUTED:
+        return []
+    faults = []
+    if dtype is not torch.float32:
+        message = f"{kv} is stored from float32, and the model computes in {str(dtype).removeprefix('torch.')}"
+        faults.append(Fault(message, "kv", f'load it with dtype="float32" (--dtype float32), or kv="{AS_COMPUTED}"'))
+    if set(tiers) != {"ram"}:
+        message = f"{kv} is stored on the CPU, and attention computes from {', '.join(sorted(tiers))}"
+        faults.append(Fault(message, "kv", f'compute on the CPU, or leave it at kv="{AS_COMPUTED}"'))
+    block = KV_FORMATS[kv].block
+    odd = sorted({width for _, width in _kv_rows(model) or () if width % block})
+    if odd:
+        message = f"{kv} stores blocks of {block} numbers, and heads are {' and '.join(map(str, odd))} wide"
+        whole = [name for name, stored in KV_FORMATS.items() if stored.block == 1]
+        faults.append(Fault(message, "kv", f"choose {' or '.join(whole)}"))
+    return faults
+
+
+def _kv_rows(model: nn.Module) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Heads and their widths, of keys and of values, that a layer stores a token; None when the config does not tell.
+
+    Latent attention (DeepSeek) caches kv_lora_rank and qk_rope_head_dim numbers.
     """
     config = text_config(model)
-    layers = getattr(config, "num_hidden_layers", None)
     heads = getattr(config, "num_attention_heads", None)
-    if not layers or not heads:
+    if not heads:
         return None
     rank = getattr(config, "kv_lora_rank", None)
     if rank:
-        return int(layers * (rank + config.qk_rope_head_dim) * dtype.itemsize)
+        return (1, rank), (1, config.qk_rope_head_dim)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return int(layers * 2 * kv_heads * head_dim * dtype.itemsize)
+    return (kv_heads, head_dim), (kv_heads, head_dim)
 
 
 def workspace_bytes(model: nn.Module, dtype: torch.dtype, tokens: int = PREFILL_TOKENS) -> int:

@@ -12,6 +12,7 @@ from torch import nn
 from ktitan.errors import Fault, HardwareError, RuleError, WeightError
 from ktitan.formats.plain import plain_name
 from ktitan.hardware import Hardware
+from ktitan.kv_formats import AS_COMPUTED
 from ktitan.operator import MemoryNeed, StreamNeed
 from ktitan.plan.adapter import add_adapter
 from ktitan.plan.budget import add_budget
@@ -65,6 +66,7 @@ def make_plan(
     keep_original: bool = False,
     lenient: bool = False,
     adapter: Adapter | None = None,
+    kv: str = AS_COMPUTED,
 ) -> Plan:
     """Decide what every module becomes.
 
@@ -81,6 +83,7 @@ def make_plan(
         lenient: the user did not write these rules: what an operator refuses stays stock with a note, and a rule
             without a hit is no fault.
         adapter: LoRA adapter to apply to the result.
+        kv: format of the KV cache, of `ktitan.kv_formats`.
 
     Returns:
         The plan; what is wrong stands in `plan.problems`, and `plan.check()` raises it.
@@ -106,7 +109,7 @@ def make_plan(
     devices = {visit.path: torch.device(visit.placement["device"]) for visit in visits}
     if keep_original and not any(source.kind == "live" for source in sources):
         plan.parts["ram"] = {"originals": sum(_stock_bytes(d.choice.context.module, d) for d in plan.decisions)}
-    add_budget(plan, model, inputs.dtype, hardware, devices, context_tokens)
+    add_budget(plan, model, inputs.dtype, hardware, devices, context_tokens, kv)
     plan.rule_notes = tuple(map(str, rules.notes))
     plan.notes += [*plan.rule_notes, *([] if lenient else idle_options(rules, tallies))]
     if weights is None:

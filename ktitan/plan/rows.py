@@ -18,6 +18,7 @@ from ktitan.errors import (
     UnsupportedError,
     WeightError,
 )
+from ktitan.kv_formats import AS_COMPUTED
 from ktitan.operator import Operator, OperatorContext, StreamNeed
 from ktitan.plan.fold import FoldedRow, fold_rows
 from ktitan.rules import Rule
@@ -112,6 +113,7 @@ class Plan:
         profile: the file with what earlier sessions chose; None: neither used nor saved.
         limits: bytes allowed by tier.
         context_tokens: tokens that the KV cache is planned for.
+        kv_format: how it stores keys and values (`ktitan.kv_formats`).
         chunk_tokens: tokens of a prompt in one forward pass, unless the caller says otherwise.
         origin: where the rules come from.
         notes: remarks about the whole.
@@ -133,6 +135,7 @@ class Plan:
     limits: dict[str, int] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     context_tokens: int = 0
+    kv_format: str = AS_COMPUTED
     chunk_tokens: int = 512
     origin: str = ""
     notes: list[str] = field(default_factory=list)
@@ -190,6 +193,8 @@ class Plan:
         kernels = dict.fromkeys(row.kernel.split()[0] for row in packed)
         if kernels:
             lines.append(f"CPU kernels: {', '.join(kernels)}")
+        if self.kv_format != AS_COMPUTED:
+            lines.append(f"KV cache: {self.kv_format}")
         lines += [self._tier_line(tier, uses) for tier, uses in self.parts.items()]
         said = () if rule_notes else self.rule_notes
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in said)])
@@ -208,6 +213,7 @@ class Plan:
         return {
             "rules": self.origin,
             "context_tokens": self.context_tokens,
+            "kv_format": self.kv_format,
             "tiers": {
                 tier: {**uses, "total": sum(uses.values()), "limit": self.limits.get(tier)}
                 for tier, uses in self.parts.items()
