@@ -64,12 +64,12 @@ def test_a_model_answers(rig, tmp_path):
 def test_the_server_gets_its_options(monkeypatch):
     seen = {}
     monkeypatch.setattr(serve, "start_server", lambda model, **options: seen.update(options, model=model))
-    words = "-m x --serve --host 0.0.0.0 --port 0 --api-key k --context 99 --ram 1GiB --queue 3 --threads 2"
+    words = "-m x --serve --host 0.0.0.0 --port 0 --api-key k --context 99 --ram 1GiB --kv bf16 --queue 3 --threads 2"
     result = CliRunner().invoke(app, words.split())
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     assert (seen["model"], seen["host"], seen["port"], seen["api_keys"]) == ("x", "0.0.0.0", 0, ("k",))
     assert (seen["queue_limit"], seen["context_tokens"], seen["threads"]) == (3, 99, 2)
-    assert seen["load"]["budget"] == "ram=1GiB"
+    assert (seen["load"]["budget"], seen["load"]["kv"]) == ("ram=1GiB", "bf16")
 
 
 @pytest.fixture

@@ -55,10 +55,16 @@ def test_table_folds_layers_and_shows_totals(folder, rule_file):
 
 
 def test_json_is_the_whole_plan_and_nothing_else(folder, rule_file):
-    result = invoke("plan", folder, "--optimize_config_path", rule_file, "--json", "--context", 100)
+    result = invoke("plan", folder, "--optimize_config_path", rule_file, "--json", "--context", 100, "--kv", "F32")
     report = json.loads(result.stdout)
-    assert (result.exit_code, report["context_tokens"], report["faults"]) == (0, 100, [])
+    assert (result.exit_code, report["context_tokens"], report["kv_format"], report["faults"]) == (0, 100, "f32", [])
     assert sum(row["operator"] == "linear.torch" for row in report["rows"]) == 2
+
+
+def test_unknown_kv_formats_are_refused_with_the_list(folder, rule_file):
+    result = invoke("plan", folder, "--rules", rule_file, "--kv", "q4")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'q4' is no format of the KV cache" in result.stderr and "choose f32, bf16, q8" in result.stderr
 
 
 def test_written_plan_is_a_rule_file_that_makes_the_same_plan(folder, rule_file, tmp_path):

@@ -13,6 +13,7 @@ from ktitan.engine.kv_native import NativeKVPool
 from ktitan.engine.kv_torch import TorchKVPool
 from ktitan.errors import BudgetError, UnsupportedError
 from ktitan.native import native_reason
+
 from support.kv_pools import KEY, PAGE_BYTES, TOKEN_BYTES, VALUE, assert_holds, filled, fresh
 
 

@@ -4,6 +4,7 @@ import torch
 
 from ktitan.context import KVLayerSpec
 from ktitan.engine.kv_torch import TorchKVPool
+
 from support.kv_pools import TOKEN_BYTES, assert_holds, filled, fresh
 
 

@@ -11,7 +11,7 @@ from ktitan.local_chat.__main__ import app
 from ktitan.tiers.trace import load_trace
 
 LOAD = {"gguf_path": None, "rules": "auto", "device": None, "dtype": "auto", "budget": None, "context": None}
-LOAD |= {"cache": None, "profile": None}
+LOAD |= {"cache": None, "kv": None, "profile": None}
 STREAM = {
     "temperature": None,
     "top_p": None,
@@ -59,14 +59,14 @@ def test_defaults(calls):
 def test_every_option_arrives_written_either_way(calls, mark):
     words = "--model-path m --gguf-path g --optimize-config-path r.yaml --max-new-tokens 7 --top-p 0.5 --top-k 3 "
     words += "--min-p 0.1 --temperature 0.2 --repetition-penalty 1.5 --seed 4 --greedy --ignore-eos --vram 2GiB "
-    words += "--chunk-size 9 --force-think --cache policy=lru --stats "
+    words += "--chunk-size 9 --force-think --cache policy=lru --kv q8 --stats "
     words += "--ram 3GiB --budget nvme=1TiB --context 512 --device cuda:1 --dtype float16 --no-color --system s -p hi"
     arguments = [word[:2] + word[2:].replace("-", mark) if word.startswith("--") else word for word in words.split()]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     load = {"gguf_path": "g", "rules": "r.yaml", "device": "cuda:1", "dtype": "float16"}
     stream = {"temperature": 0.2, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 4}
-    cache = {"cache": "policy=lru", "profile": None}
+    cache = {"cache": "policy=lru", "kv": "q8", "profile": None}
     assert calls["load"] == {**load, "budget": "nvme=1TiB,vram=2GiB,ram=3GiB", "context": 512, **cache}
     assert calls["stream"] == {**stream, "greedy": True, **LENGTHS}
     assert calls["messages"][0] == {"role": "system", "content": "s"}

@@ -50,7 +50,8 @@ def test_a_unit_exports_its_table_alone(repository, tmp_path, unit):
 
 @needs("nm")
 def test_the_library_exports_its_interface_alone(native, repository):
-    headers = [repository / "csrc/cpu/ktitan_cpu.h", *(repository / "csrc/tiers").glob("*.h")]
+    program = repository / "csrc/program/ktitan_program.h"
+    headers = [repository / "csrc/cpu/ktitan_cpu.h", program, *(repository / "csrc/tiers").glob("*.h")]
     text = "\n".join(header.read_text("utf-8") for header in headers)
     declared = set(re.findall(r"^KT_API [\w *]+?(kt_\w+)\(", text, re.M))
     found = symbols(library.LIBRARY, "-D", "--defined-only")
