@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t LAYER = 3, OTHER = 7;  // f32, whose numbers are compared, and one that rounds
 constexpr int64_t WRONG[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 40};
-constexpr kt_kv_layer PLAIN = {2, 3, 1, 5, KT_KV_F32};
+constexpr kt_kv_layer EXACT = {2, 3, 1, 5, KT_KV_F32};
 constexpr int64_t KEY = 6, VALUE = 5;
 
 using Tokens = std::vector<float>;  // KEY + VALUE numbers each
@@ -136,7 +136,7 @@ struct Fuzz {
             default: {
                 const kt_kv_layer bad[] = {{0, 3, 1, 5, 0}, {1, INT64_MAX, 1, 5, 0}, {1, 3, -1, 5, 1}, {1, 33, 1, 32, 2}, {1, 3, 1, 5, 3}};
                 expect(kt_pool_declare(pool, 1, &bad[random.below(5)], limit) == KT_WRONG_SIZE, "a layer's sizes");
-                expect(kt_pool_declare(pool, WRONG[random.below(4)], &PLAIN, limit) == KT_OUT_OF_RANGE, "a layer's number");
+                expect(kt_pool_declare(pool, WRONG[random.below(4)], &EXACT, limit) == KT_OUT_OF_RANGE, "a layer's number");
             }
         }
     }
@@ -144,7 +144,7 @@ struct Fuzz {
         pool = kt_pool_open();
         limit = random.one_in(2) ? -1 : 200 * 1024;
         rounded = {2, 32, 1, 64, random.one_in(2) ? KT_KV_Q8 : KT_KV_BF16};
-        kt_pool_declare(pool, LAYER, &PLAIN, limit);
+        kt_pool_declare(pool, LAYER, &EXACT, limit);
         kt_pool_declare(pool, OTHER, &rounded, limit);
         for (int64_t i = 0; i < steps; i++) {
             if (held.empty() || random.one_in(12)) held[kt_pool_sequence(pool)] = {};
