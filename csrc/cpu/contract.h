@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <xmmintrin.h>
 
 #include "formats.h"
 
@@ -197,6 +198,40 @@ constexpr float GELU_C3 = -0x1.2444f2p-4f;  // -2 s * 0.044715
 inline float gelu_tanh(float x) {
     const float u = x * fused(GELU_C3, x * x, GELU_C1);
     return x / (1.0f + exponential(u));
+}
+
+// 1 / (1 + e^-x).
+inline float logistic_of(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// tanh x within 2 ulp: x + x^3 P(x^2) below 0.625 (coefficients of Cephes' tanhf, S. Moshier, netlib.org/cephes), else
+// 1 - 2 / (e^(2 |x|) + 1) with the sign of x.
+constexpr float TANH_SMALL = 0.625f;
+constexpr float TANH_C3 = -3.33332819422e-1f;
+constexpr float TANH_C5 = 1.33314422036e-1f;
+constexpr float TANH_C7 = -5.37397155531e-2f;
+constexpr float TANH_C9 = 2.06390887954e-2f;
+constexpr float TANH_C11 = -5.70498872745e-3f;
+
+inline float tanh_of(float x) {
+    const uint32_t sign = bits_of(x) & 0x80000000u;
+    const float size = float_of(bits_of(x) ^ sign);
+    const float z = x * x;
+    float p = fused(TANH_C11, z, TANH_C9);
+    p = fused(p, z, TANH_C7);
+    p = fused(p, z, TANH_C5);
+    p = fused(p, z, TANH_C3);
+    const float small = fused(p * z, x, x);
+    const float large = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
+    return size < TANH_SMALL ? small : float_of(bits_of(large) | sign);
+}
+
+inline float softcapped(float x, float cap) { return cap * tanh_of(x / cap); }
+
+// ---- root-mean-square norm ----
+
+// The factor of a row: the root and both divisions are rounded correctly. `squares`: the sum of x^2 in sixteen lanes.
+inline float norm_factor(float squares, int64_t count, float eps) {
+    return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(squares / (float)count + eps)));
 }
 
 }  // namespace

@@ -82,6 +82,25 @@ struct kt_unit {
 
     // out[i] = fma(scale, in[i], out[i])
     void (*accumulate)(float scale, const float *in, int64_t count, float *out);
+
+    // out[k] = x[k] * s * weight[k], or * (1 + weight[k]) with `unit_offset`, or x[k] * s without weight;
+    // s = 1 / sqrt(mean of x^2 + eps). out may be x.
+    void (*rms_norm)(const float *x, const float *weight, int unit_offset, float eps, int64_t count, float *out);
+
+    // The largest number, passing over NaN; minus infinity where there is none.
+    float (*largest)(const float *x, int64_t count);
+    // x[i] = e^(x[i] - shift); their sum.
+    float (*exponentials)(float *x, int64_t count, float shift);
+    // x[i] = cap * tanh(x[i] / cap)
+    void (*softcap)(float *x, int64_t count, float cap);
+    // x[i] = 1 / (1 + e^-x[i])
+    void (*logistic)(float *x, int64_t count);
+
+    // out[r * ldo + d] = fma(p[r * ldp + j], v[j * ldv + d], the same) for j < count, ascending; d < width, r < rows.
+    void (*weighted_sum)(const float *p, int64_t ldp, int64_t rows, const float *v, int64_t ldv, int64_t count,
+                         int64_t width, float *out, int64_t ldo);
+    // out[i] = fma(b, in[i], a * out[i])
+    void (*blend)(float a, float b, const float *in, int64_t count, float *out);
 };
 
 extern "C" const kt_unit kt_unit_generic;

@@ -1,5 +1,6 @@
 // The unit for processors with AVX2, FMA and F16C. Few activation rows go through avx2_rows.h, more through
 // avx2_tile.h; both give the bits of unit_generic.cpp.
+#include "avx2_between.h"
 #include "avx2_dequantize.h"
 #include "avx2_float.h"
 #include "avx2_rows.h"
@@ -40,6 +41,13 @@ constexpr kt_unit make_unit() {
     unit.to_f16 = rows_to_f16;
     unit.to_bf16 = rows_to_bf16;
     unit.accumulate = accumulate;
+    unit.rms_norm = rms_norm;
+    unit.largest = largest;
+    unit.exponentials = exponentials;
+    unit.softcap = softcap;
+    unit.logistic = logistic;
+    unit.weighted_sum = weighted_sum;
+    unit.blend = blend;
     return unit;
 }
 

@@ -1,5 +1,6 @@
 // The AVX-512 unit (F, BW, DQ, VL and VNNI, with AVX2, FMA, F16C and BMI2).
 #include "avx512_activations.h"
+#include "avx512_between.h"
 #include "avx512_dequantize.h"
 #include "avx512_float.h"
 #include "avx512_rows256.h"
@@ -69,6 +70,13 @@ constexpr kt_unit make_unit() {
     unit.to_f16 = row_to_f16;
     unit.to_bf16 = row_to_bf16;
     unit.accumulate = accumulate;
+    unit.rms_norm = rms_norm;
+    unit.largest = largest;
+    unit.exponentials = exponentials;
+    unit.softcap = softcap;
+    unit.logistic = logistic;
+    unit.weighted_sum = weighted_sum;
+    unit.blend = blend;
     return unit;
 }
 

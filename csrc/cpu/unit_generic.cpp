@@ -1,6 +1,7 @@
 // The reference unit: plain C++ for any x86-64. The other units are tested against it, so it is clear before it is
 // fast; still, each block is decoded once for all activation rows.
 #include "dequantize.h"
+#include "generic_between.h"
 
 namespace {
 
@@ -170,6 +171,13 @@ constexpr kt_unit make_unit() {
     unit.to_f16 = rows_to_f16;
     unit.to_bf16 = rows_to_bf16;
     unit.accumulate = accumulate;
+    unit.rms_norm = rms_norm;
+    unit.largest = largest;
+    unit.exponentials = exponentials;
+    unit.softcap = softcap;
+    unit.logistic = logistic;
+    unit.weighted_sum = weighted_sum;
+    unit.blend = blend;
     return unit;
 }
 

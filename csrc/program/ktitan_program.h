@@ -114,8 +114,8 @@ struct kt_view {
 KT_API int32_t kt_attend_pool(kt_pool *pool, int64_t layer, const kt_attention *what, const int64_t *sequences,
                               const int64_t *tokens, int64_t count, const float *query, const kt_mask *mask, float *out);
 // The same over tensors: `tokens` queries a row, which are the last of `keys` keys; `causal` 0: only the mask tells.
-KT_API int32_t kt_attend(const kt_attention *what, int64_t rows, int64_t tokens, int64_t keys, kt_view query, kt_view key,
-                         kt_view value, const kt_mask *mask, int32_t causal, float *out);
+KT_API int32_t kt_attend(const kt_attention *what, int64_t rows, int64_t tokens, int64_t keys, const kt_view *query,
+                         const kt_view *key, const kt_view *value, const kt_mask *mask, int32_t causal, float *out);
 
 // out [T, heads, rows] = for each head its own matrix: weights [heads * rows, columns], x [T, heads, columns].
 KT_API int32_t kt_heads_product(const kt_matrix *weights, int64_t heads, const float *x, int64_t tokens, float *out);

@@ -11,7 +11,15 @@ import torch
 
 from ktitan.errors import UnsupportedError
 
-__all__ = ["FLOAT_DTYPES", "check_experts", "check_linear", "check_rows", "id_error", "index_error"]
+__all__ = [
+    "FLOAT_DTYPES",
+    "check_experts",
+    "check_linear",
+    "check_rows",
+    "check_tensor",
+    "id_error",
+    "index_error",
+]
 
 # Dtypes of activations, with ggml's type numbers.
 FLOAT_DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
@@ -39,9 +47,9 @@ def check_linear(
     """M, the rows of `x` [M, K]; `out` must be [M, N] in its dtype, `bias` float32 [N]."""
     _check_activations(activations)
     rows = _check_floats("x", x, matrix.columns)
-    _check("out", out, (rows, matrix.rows), x.dtype)
+    check_tensor("out", out, (rows, matrix.rows), x.dtype)
     if bias is not None:
-        _check("bias", bias, (matrix.rows,), torch.float32)
+        check_tensor("bias", bias, (matrix.rows,), torch.float32)
     _check_apart(x, out)
     return rows
 
@@ -59,9 +67,9 @@ def check_experts(
     width = bank.hidden
     tokens = _check_floats("hidden", hidden, width)
     slots = index.shape[1] if index.dim() == 2 else 0
-    _check("index", index, (tokens, slots), torch.int64)
-    _check("weights", weights, (tokens, slots), torch.float32)
-    _check("out", out, (tokens, width), hidden.dtype)
+    check_tensor("index", index, (tokens, slots), torch.int64)
+    check_tensor("weights", weights, (tokens, slots), torch.float32)
+    check_tensor("out", out, (tokens, width), hidden.dtype)
     _check_apart(hidden, out)
     return tokens, slots
 
@@ -69,8 +77,8 @@ def check_experts(
 def check_rows(matrix: _Matrix, ids: torch.Tensor, out: torch.Tensor) -> int:
     """T, the number of `ids`; `out` must be float32 [T, K]. The values of `ids` are not looked at."""
     count = ids.numel()
-    _check("ids", ids, (count,), torch.int64)
-    _check("out", out, (count, matrix.columns), torch.float32)
+    check_tensor("ids", ids, (count,), torch.int64)
+    check_tensor("out", out, (count, matrix.columns), torch.float32)
     return count
 
 
@@ -103,12 +111,16 @@ def _check_floats(name: str, tensor: torch.Tensor, columns: int) -> int:
         raise UnsupportedError(
             f"{name} is {tensor.dtype}", name, "convert it to float32, bfloat16 or float16 before the call"
         )
-    _check(name, tensor, (rows, columns), tensor.dtype)
+    check_tensor(name, tensor, (rows, columns), tensor.dtype)
     return rows
 
 
-def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise unless `tensor` is a contiguous CPU tensor of `dtype` and `shape`."""
+def check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse anything but a contiguous CPU tensor of `dtype` and `shape`.
+
+    Raises:
+        UnsupportedError: `name` is another kind of tensor.
+    """
     # Each call of an operator comes here several times, so what is right must cost little.
     if tensor.shape == shape and tensor.dtype is dtype and tensor.is_cpu and _is_plain(tensor):
         return

@@ -79,6 +79,12 @@ _SIGNATURES = {
     "kt_pool_read": "pqqqqpp",
     "kt_pool_gather": "pqpqqpp",
     "kt_pool_trim": "pq",
+    "kt_rms_norm": "ppqp",
+    "kt_activate": "ippqp",
+    "kt_rotate": "ppqqp",
+    "kt_attend": "pqqqppppip",
+    "kt_attend_pool": "pqpppqppp",
+    "kt_heads_product": "pqpqp",
 }
 # What is not an int32 of enum kt_status, or nothing.
 _RESULTS = {
