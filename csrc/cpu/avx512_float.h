@@ -34,12 +34,34 @@ inline float sum_of_lanes(__m512 lane) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+// The same for `height` (2 to 8) vectors at once, into out[0 .. height - 1]: each step folds two vectors into one.
+template <int height> KT_INLINE void store_sums(const __m512 *lane, float *out) {
+    __m512 eight[4], four[2];
+    KT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const __m512 a = 2 * i < height ? lane[2 * i] : _mm512_setzero_ps();
+        const __m512 b = 2 * i + 1 < height ? lane[2 * i + 1] : _mm512_setzero_ps();
+        eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    KT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const __m512 a = eight[2 * i], b = eight[2 * i + 1];
+        four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    const __m512d a = _mm512_castps_pd(four[0]), b = _mm512_castps_pd(four[1]);
+    const __m512 two = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                     _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    const __m512 one = _mm512_add_ps(two, _mm512_movehdup_ps(two));
+    const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm512_mask_storeu_ps(out, first_lanes(height), _mm512_permutexvar_ps(places, one));
+}
+
 // `height` weight rows by `count` activation rows, so that the FMA chains overlap and loads are shared.
 template <int type, int height, int count>
 void float_block(const uint8_t *weights, size_t row_bytes, int64_t columns, const float *const *x, float *out,
                  int64_t ldo) {
     constexpr int size = Format<type>::bytes;
-    __m512 lane[height][count] = {};
+    __m512 lane[count][height] = {};
     int64_t k = 0;
     for (; k + LANES <= columns; k += LANES) {
         __m512 a[count];
@@ -49,7 +71,7 @@ void float_block(const uint8_t *weights, size_t row_bytes, int64_t columns, cons
         for (int r = 0; r < height; r++) {
             const __m512 w = Widen<type>::load(weights + (size_t)r * row_bytes + k * size);
             KT_UNROLL
-            for (int m = 0; m < count; m++) lane[r][m] = _mm512_fmadd_ps(w, a[m], lane[r][m]);
+            for (int m = 0; m < count; m++) lane[m][r] = _mm512_fmadd_ps(w, a[m], lane[m][r]);
         }
     }
     const __mmask16 tail = first_lanes((int)(columns - k));
@@ -59,13 +81,13 @@ void float_block(const uint8_t *weights, size_t row_bytes, int64_t columns, cons
         KT_UNROLL
         for (int m = 0; m < count; m++) {
             // Lanes past the end must stay as they are: adding 0 * 0 would turn -0 into +0.
-            lane[r][m] = _mm512_mask3_fmadd_ps(w, _mm512_maskz_loadu_ps(tail, x[m] + k), lane[r][m], tail);
+            lane[m][r] = _mm512_mask3_fmadd_ps(w, _mm512_maskz_loadu_ps(tail, x[m] + k), lane[m][r], tail);
         }
     }
     KT_UNROLL
-    for (int r = 0; r < height; r++) {
-        KT_UNROLL
-        for (int m = 0; m < count; m++) out[m * ldo + r] = sum_of_lanes(lane[r][m]);
+    for (int m = 0; m < count; m++) {
+        if (height == 1) out[m * ldo] = sum_of_lanes(lane[m][0]);
+        else store_sums<height>(lane[m], out + m * ldo);
     }
 }
 
@@ -73,12 +95,11 @@ template <int type, int height, int count>
 void float_rows(const uint8_t *weights, size_t row_bytes, int64_t rows, int64_t columns, const float *const *x,
                 float *out, int64_t ldo) {
     int64_t n = 0;
-    for (; n + height <= rows; n += height) {
-        float_block<type, height, count>(weights + (size_t)n * row_bytes, row_bytes, columns, x, out + n, ldo);
-    }
-    for (; n < rows; n++) {
-        float_block<type, 1, count>(weights + (size_t)n * row_bytes, row_bytes, columns, x, out + n, ldo);
-    }
+    const auto at = [&](int64_t row) { return weights + (size_t)row * row_bytes; };
+    for (; n + height <= rows; n += height) float_block<type, height, count>(at(n), row_bytes, columns, x, out + n, ldo);
+    for (; n + 4 <= rows; n += 4) float_block<type, 4, count>(at(n), row_bytes, columns, x, out + n, ldo);
+    for (; n + 2 <= rows; n += 2) float_block<type, 2, count>(at(n), row_bytes, columns, x, out + n, ldo);
+    if (n < rows) float_block<type, 1, count>(at(n), row_bytes, columns, x, out + n, ldo);
 }
 
 // Weight rows that stay in the second-level cache while all activation rows pass. A multiple of 6 and 8.

@@ -22,7 +22,7 @@ constexpr int64_t PASS_SEQUENCES = 64;
 // computed side by side, some at a time, and merged in order.
 struct Job {
     AttentionCall call;
-    Sequence *sequences;
+    BatchRow *sequences;
     int64_t *starts;  // by sequence: its first tile; [count + 1]
     int64_t count, tile_rows;
     TileRoom *rooms;  // by thread
@@ -32,7 +32,7 @@ struct Job {
     bool alone;
 
     int64_t tiles() const { return starts[count]; }
-    int64_t tiles_of(const Sequence &sequence) const {
+    int64_t tiles_of(const BatchRow &sequence) const {
         return call.what->key_heads * ceil_div(sequence.tokens * call.group(), tile_rows);
     }
     Tile tile(int64_t number) const;
@@ -48,7 +48,7 @@ Tile Job::tile(int64_t number) const {
         const int64_t middle = (low + high) / 2;
         (starts[middle] <= number ? low : high) = middle;
     }
-    const Sequence &sequence = sequences[low];
+    const BatchRow &sequence = sequences[low];
     const int64_t all = sequence.tokens * call.group(), each = ceil_div(all, tile_rows), local = number - starts[low];
     const int64_t from = local % each * tile_rows;
     return Tile(call, sequence, local / each, from, least(tile_rows, all - from));
@@ -100,7 +100,7 @@ Layout::Layout(Job &job, Arena &arena, int threads) : most_groups(1) {
     const kt_attention &what = *job.call.what;
     int64_t products = 0;
     for (int64_t i = 0; i < job.count; i++) {
-        const Sequence &of = job.sequences[i];
+        const BatchRow &of = job.sequences[i];
         const int64_t seen = what.window && job.call.causal ? least(of.keys, what.window + of.tokens) : of.keys;
         most_groups = most(most_groups, ceil_div(seen, GROUP_PAGES * KV_PAGE_TOKENS));
         products += of.tokens * what.heads * seen * (what.key_dim + what.value_dim);
@@ -183,7 +183,7 @@ int32_t kt_attend_views(const Call &call, const kt_attention *what, int64_t rows
     if (causal && tokens > keys) return KT_WRONG_SIZE;
     if (tokens == 0) return KT_OK;
     mask = given(mask);
-    Sequence sequences[PASS_SEQUENCES];
+    BatchRow sequences[PASS_SEQUENCES];
     for (int64_t first = 0; first < rows; first += PASS_SEQUENCES) {
         Job job = {};
         job.call = {kt_active_unit(), what, mask, {}, query.token_stride, query.head_stride, key.token_stride,
@@ -222,7 +222,7 @@ int32_t kt_attend_pages(const Call &call, kt_pool *pool, int64_t layer, const kt
                         const kt_mask *mask, float *out) {
     if (!sound(*what) || !kt_counts(count)) return KT_WRONG_SIZE;
     mask = given(mask);
-    Sequence sequences[PASS_SEQUENCES];
+    BatchRow sequences[PASS_SEQUENCES];
     for (int64_t first = 0; first < count; first += PASS_SEQUENCES) {
         const int64_t width = query_width(*what);
         Job job = {};

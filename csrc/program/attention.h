@@ -17,7 +17,7 @@ constexpr int64_t GROUP_PAGES = 16;
 constexpr int64_t TILE_ROWS = 64;
 
 // A row of the batch: its queries are the last `tokens` of `keys` positions.
-struct Sequence {
+struct BatchRow {
     int64_t tokens, keys;
     const float *query;
     float *out;
@@ -56,7 +56,7 @@ struct TileRoom {
 // `rows` query rows from number `from` on (token * group + head) that share one key head of a sequence.
 class Tile {
 public:
-    Tile(const AttentionCall &call, const Sequence &sequence, int64_t key_head, int64_t from, int64_t rows);
+    Tile(const AttentionCall &call, const BatchRow &sequence, int64_t key_head, int64_t from, int64_t rows);
 
     // The groups that some row sees: [first, end).
     int64_t first_group() const { return page_from / GROUP_PAGES; }
@@ -78,7 +78,7 @@ private:
     void sum_values(const Page &page, float *acc) const;
 
     const AttentionCall &call;
-    const Sequence &sequence;
+    const BatchRow &sequence;
     int64_t key_head, rows;
     int64_t page_from, page_end;
     int64_t token[TILE_ROWS], head[TILE_ROWS];

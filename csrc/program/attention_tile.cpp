@@ -26,7 +26,7 @@ struct Tile::Page {
     float scores[TILE_ROWS * KV_PAGE_TOKENS];
 };
 
-Tile::Tile(const AttentionCall &of, const Sequence &in, int64_t head_of_keys, int64_t from, int64_t count)
+Tile::Tile(const AttentionCall &of, const BatchRow &in, int64_t head_of_keys, int64_t from, int64_t count)
     : call(of), sequence(in), key_head(head_of_keys), rows(count) {
     const int64_t group = call.group();
     for (int64_t r = 0; r < rows; r++) {

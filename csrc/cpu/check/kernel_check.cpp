@@ -319,6 +319,77 @@ bool check_accumulate(Random random, const std::vector<const kt_unit *> &units) 
     return check.finish();
 }
 
+// Functions of a row in place, or to another row: run(unit, x) changes x, and may return a number.
+template <typename Run> void compare_rows(Check &check, const char *what, Guarded<float> &x, Run run) {
+    const Shape shape = {1, (int64_t)x.size(), 1, 0, 0};
+    Guarded<float> expected(shape.columns), got(shape.columns);
+    memcpy(expected.data(), x.data(), x.size() * sizeof(float));
+    float number = run(enter(generic_unit), expected.data());
+    check.expect(expected.data(), expected.size());
+    check.expect(&number, 1);
+    for (const kt_unit *unit : check.units) {
+        memcpy(got.data(), x.data(), x.size() * sizeof(float));
+        float other = run(enter(*unit), got.data());
+        check.compare(unit, what, shape.text(), expected.data(), got.data(), got.size());
+        check.compare(unit, what, shape.text(), &number, &other, 1);
+    }
+}
+
+bool check_rows(Random random, const std::vector<const kt_unit *> &units) {
+    Check check("rows", units);
+    for (int repeat = 0; repeat < 300; repeat++) {
+        const int64_t count = random.between(1, 200);
+        Guarded<float> x(count), weight(count);
+        random_row(random, x.data(), count);
+        random_row(random, weight.data(), count);
+        const float *factor = random.one_in(4) ? nullptr : weight.data();
+        const int offset = (int)random.below(2);
+        compare_rows(check, "rms_norm", x, [&](const kt_unit &unit, float *row) {
+            unit.rms_norm(row, factor, offset, 1e-6f, count, row);
+            return 0.0f;
+        });
+        const float a = random.unit(), b = random.unit();
+        compare_rows(check, "blend", x, [&](const kt_unit &unit, float *row) {
+            unit.blend(a, b, weight.data(), count, row);
+            return 0.0f;
+        });
+        for (int64_t i = 0; i < count; i++) x[i] = activation_input(random);
+        if (random.one_in(10)) x.fill(random.one_in(2) ? -INFINITY : -0.0f);
+        compare_rows(check, "largest", x, [&](const kt_unit &unit, float *row) { return unit.largest(row, count); });
+        compare_rows(check, "exponentials", x,
+                     [&](const kt_unit &unit, float *row) { return unit.exponentials(row, count, 3.5f * a); });
+        const float cap = random.one_in(2) ? 50.0f : 1.0f;
+        compare_rows(check, "softcap", x, [&](const kt_unit &unit, float *row) {
+            unit.softcap(row, count, cap);
+            return 0.0f;
+        });
+        compare_rows(check, "logistic", x, [&](const kt_unit &unit, float *row) {
+            unit.logistic(row, count);
+            return 0.0f;
+        });
+    }
+    return check.finish();
+}
+
+// Every number of rows, odd widths and gaps: the weights and values of attention.
+bool check_weighted_sum(Random random, const std::vector<const kt_unit *> &units) {
+    Check check("weights", units);
+    for (int repeat = 0; repeat < 120; repeat++) {
+        const int64_t rows = repeat % 20 + 1, count = random.between(0, 64), width = random.between(1, 200);
+        const int64_t ldp = count + random.below(3), ldv = width + random.below(3), ldo = width + random.below(3);
+        Guarded<float> p(count ? (rows - 1) * ldp + count : 0), v(count ? (count - 1) * ldv + width : 0);
+        random_row(random, p.data(), (int64_t)p.size());
+        random_row(random, v.data(), (int64_t)v.size());
+        Guarded<float> out((rows - 1) * ldo + width);
+        random_row(random, out.data(), (int64_t)out.size());
+        compare_rows(check, "weighted_sum", out, [&](const kt_unit &unit, float *sums) {
+            unit.weighted_sum(p.data(), ldp, rows, v.data(), ldv, count, width, sums, ldo);
+            return 0.0f;
+        });
+    }
+    return check.finish();
+}
+
 // Both 16-bit formats to float32: every number there is, then odd counts.
 bool check_widening(const std::vector<const kt_unit *> &units) {
     Check check("widen", units);
@@ -384,6 +455,8 @@ bool run_checks(uint64_t seed) {
     good &= check_quantize({streams.next()}, units);
     good &= check_activate({streams.next()}, units);
     good &= check_accumulate({streams.next()}, units);
+    good &= check_rows({streams.next()}, units);
+    good &= check_weighted_sum({streams.next()}, units);
     good &= check_widening(units);
     good &= check_narrowing({streams.next()}, units);
     return good;

@@ -37,7 +37,7 @@ def here(program):
 
 
 def test_every_unit_of_this_processor_has_the_bits_of_the_generic_one(here):
-    assert {"q4_k", "iq2_xxs", "nvfp4", "bf16", "quantize", "activate"} <= set(here)
+    assert {"q4_k", "iq2_xxs", "nvfp4", "bf16", "quantize", "activate", "rows", "weights"} <= set(here)
     assert {digest for digest, _ in here.values()}
 
 
