@@ -72,7 +72,7 @@ private:
     struct Page;
     void see_page(int64_t page, TileRoom &room) const;
     void read_page(int64_t number, TileRoom &room, Page &page) const;
-    void score(Page &page) const;
+    void score(Page &page, int64_t first, int64_t count) const;
     void soften(Page &page, int64_t row, Seen &out) const;
     void cover(const Page &page, int64_t row, float *scores) const;
     void sum_values(const Page &page, float *acc) const;

@@ -13,6 +13,17 @@ constexpr float HIDDEN = -1e38f;
 // Rows whose ranges differ are summed in blocks of this many.
 constexpr int64_t RAGGED_ROWS = 4;
 
+// So few rows wait for memory: keys and values are read some at a time, and the next ones are asked for meanwhile.
+constexpr int64_t FEW_ROWS = 8;
+constexpr int64_t CHUNK_KEYS = 8;
+
+// Asks for `count` rows of `width` numbers to come into the second-level cache.
+void fetch(const float *row, int64_t stride, int64_t count, int64_t width) {
+    for (int64_t i = 0; i < count; i++, row += stride) {
+        for (int64_t k = 0; k < width; k += 16) __builtin_prefetch(row + k, 0, 2);
+    }
+}
+
 int64_t within(int64_t position, int64_t page) { return most(0, least(position - page * KV_PAGE_TOKENS, KV_PAGE_TOKENS)); }
 
 }  // namespace
@@ -22,6 +33,7 @@ struct Tile::Page {
     int64_t at, seen;  // its first position; keys up to the last one that a row sees
     const float *keys, *values;
     int64_t key_stride, value_stride;
+    const float *next;  // keys of the page after it, where they can be asked for; else null
     int64_t first[TILE_ROWS], last[TILE_ROWS];  // what a row sees of it
     float scores[TILE_ROWS * KV_PAGE_TOKENS];
 };
@@ -65,7 +77,8 @@ void Tile::see_page(int64_t number, TileRoom &room) const {
     page.at = number * KV_PAGE_TOKENS;
     page.seen = within(end[rows - 1], number);
     read_page(number, room, page);
-    score(page);
+    const int64_t step = rows <= FEW_ROWS ? CHUNK_KEYS : KV_PAGE_TOKENS;
+    for (int64_t j = 0; j < page.seen; j += step) score(page, j, least(step, page.seen - j));
     for (int64_t r = 0; r < rows; r++) {
         page.first[r] = within(begin[r], number);
         page.last[r] = within(end[r], number);
@@ -75,32 +88,44 @@ void Tile::see_page(int64_t number, TileRoom &room) const {
 }
 
 void Tile::read_page(int64_t number, TileRoom &room, Page &page) const {
-    if (sequence.pages != nullptr) {
-        const uint8_t *data = sequence.pages[number];
-        page.keys = kv_keys(call.layout, data, key_head, page.seen, room.keys);
-        page.values = kv_values(call.layout, data, key_head, page.seen, room.values);
-        page.key_stride = call.what->key_dim;
-        page.value_stride = call.what->value_dim;
+    const bool last = number + 1 == page_end;
+    page.next = nullptr;
+    if (sequence.pages == nullptr) {
+        page.keys = sequence.key + key_head * call.key_head_stride + page.at * call.key_token_stride;
+        page.values = sequence.value + key_head * call.value_head_stride + page.at * call.value_token_stride;
+        page.key_stride = call.key_token_stride;
+        page.value_stride = call.value_token_stride;
+        if (!last) page.next = page.keys + KV_PAGE_TOKENS * page.key_stride;
         return;
     }
-    page.keys = sequence.key + key_head * call.key_head_stride + page.at * call.key_token_stride;
-    page.values = sequence.value + key_head * call.value_head_stride + page.at * call.value_token_stride;
-    page.key_stride = call.key_token_stride;
-    page.value_stride = call.value_token_stride;
+    const uint8_t *data = sequence.pages[number];
+    page.keys = kv_keys(call.layout, data, key_head, page.seen, room.keys);
+    page.values = kv_values(call.layout, data, key_head, page.seen, room.values);
+    page.key_stride = call.what->key_dim;
+    page.value_stride = call.what->value_dim;
+    if (last || call.layout.what.format != KT_KV_F32) return;
+    page.next = kv_keys(call.layout, sequence.pages[number + 1], key_head, 0, room.keys);
 }
 
-// scores [rows, 64] = q.k, or with latents q.k + q2.k2.
-void Tile::score(Page &page) const {
+// scores [rows, 64] of keys [first, first + count) = q.k, or with latents q.k + q2.k2.
+void Tile::score(Page &page, int64_t first, int64_t count) const {
     const kt_attention &what = *call.what;
     const auto product = call.unit->float_product[KT_F32];
-    product(reinterpret_cast<const uint8_t *>(page.keys), (size_t)page.key_stride * sizeof(float), page.seen, what.key_dim,
-            query, rows, page.scores, KV_PAGE_TOKENS);
+    const float *keys = page.keys + first * page.key_stride, *values = page.values + first * page.value_stride;
+    float *scores = page.scores + first;
+    if (count < KV_PAGE_TOKENS) {
+        const int64_t more = least(CHUNK_KEYS, page.seen - first - count);
+        if (more > 0) fetch(keys + count * page.key_stride, page.key_stride, more, what.key_dim);
+        else fetch(page.values, page.value_stride, least(CHUNK_KEYS, page.seen), what.value_dim);
+    }
+    product(reinterpret_cast<const uint8_t *>(keys), (size_t)page.key_stride * sizeof(float), count, what.key_dim, query,
+            rows, scores, KV_PAGE_TOKENS);
     if (!what.latent) return;
     float second[TILE_ROWS * KV_PAGE_TOKENS];
-    product(reinterpret_cast<const uint8_t *>(page.values), (size_t)page.value_stride * sizeof(float), page.seen,
-            what.value_dim, rotated, rows, second, KV_PAGE_TOKENS);
+    product(reinterpret_cast<const uint8_t *>(values), (size_t)page.value_stride * sizeof(float), count, what.value_dim,
+            rotated, rows, second, KV_PAGE_TOKENS);
     for (int64_t r = 0; r < rows; r++) {
-        for (int64_t j = r * KV_PAGE_TOKENS; j < r * KV_PAGE_TOKENS + page.seen; j++) page.scores[j] += second[j];
+        for (int64_t j = r * KV_PAGE_TOKENS; j < r * KV_PAGE_TOKENS + count; j++) scores[j] += second[j];
     }
 }
 
@@ -151,7 +176,14 @@ void Tile::sum_values(const Page &page, float *acc) const {
     memset(acc, 0, (size_t)(rows * width) * sizeof *acc);
     bool even = true;
     for (int64_t r = 1; r < rows; r++) even &= page.first[r] == page.first[0] && page.last[r] == page.last[0];
-    if (even) return add(0, rows, page.first[0], page.last[0]);
+    if (even && rows > FEW_ROWS) return add(0, rows, page.first[0], page.last[0]);
+    for (int64_t j = page.first[0]; even && j < page.last[0]; j += CHUNK_KEYS) {
+        const int64_t to = least(j + CHUNK_KEYS, page.last[0]), more = least(CHUNK_KEYS, page.last[0] - to);
+        if (more > 0) fetch(v + to * ldv, ldv, more, width);
+        else if (page.next != nullptr) fetch(page.next, page.key_stride, CHUNK_KEYS, call.what->key_dim);
+        add(0, rows, j, to);
+    }
+    if (even) return;
     for (int64_t r = 0; r < rows; r += RAGGED_ROWS) {
         const int64_t some = least(RAGGED_ROWS, rows - r);
         int64_t low = 0, high = KV_PAGE_TOKENS;  // what all of them see
