@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ktitan.operators.attention.cpu import CpuAttention
 from ktitan.operators.attention.torch import TorchAttention
 from ktitan.operators.embedding.cpu import CpuEmbedding
 from ktitan.operators.embedding.streamed import StreamedEmbedding
@@ -13,11 +14,14 @@ from ktitan.operators.linear.cpu import CpuLinear
 from ktitan.operators.linear.streamed import StreamedLinear
 from ktitan.operators.linear.torch import TorchLinear
 from ktitan.operators.norm import TorchNorm
+from ktitan.operators.norm_cpu import CpuNorm
 
 __all__ = [
+    "CpuAttention",
     "CpuEmbedding",
     "CpuExperts",
     "CpuLinear",
+    "CpuNorm",
     "StreamedEmbedding",
     "StreamedExperts",
     "StreamedLinear",

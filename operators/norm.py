@@ -112,7 +112,7 @@ class TorchNorm(Operator):
         form = norm_form(module)
         if form is None:
             raise UnsupportedError(
-                f"{type(module).__name__} is no RMS norm that norm.torch knows", context.path, KEEP_REMEDY
+                f"{type(module).__name__} is no RMS norm that {cls.operator_name} knows", context.path, KEEP_REMEDY
             )
         return cls(module, form, context)
 

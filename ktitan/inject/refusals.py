@@ -32,7 +32,9 @@ def refuse_methods(model: nn.Module, journal: Journal) -> None:
     and looks for an `nn.Embedding` deep inside a resize.
     """
     kind = type(model).__name__
-    packed = any(isinstance(module, Operator) and module.held() for module in model.modules())
+    operators = [module for module in model.modules() if isinstance(module, Operator)]
+    # What an operator with children holds besides are copies: the tensors are all there.
+    packed = any(module.held() and not module.keeps_children for module in operators)
     if packed and hasattr(model, "save_pretrained"):
         message = "packed weights cannot be written as tensors"
         journal.shadow(model, "save_pretrained", _Refusal(message, f"{kind}.save_pretrained"))

@@ -10,16 +10,14 @@ from ktitan.operators.attention.call import AttentionCall
 from ktitan.operators.attention.softmax import eager_attention, sdpa_attention
 from ktitan.operators.attention.spec import GroupedSpec
 
-__all__ = ["grouped_attention"]
+__all__ = ["grouped_attention", "projected_heads"]
 
 
 def grouped_attention(
     operator: Any, spec: GroupedSpec, hidden: torch.Tensor, call: AttentionCall
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """hidden [B, T, H] -> output [B, T, H], and the weights [B, heads, T, S] where the formula was written out."""
-    query = _heads(operator, spec, "q", hidden)
-    key = _heads(operator, spec, "k", hidden)
-    value = _heads(operator, spec, "v", hidden)
+    query, key, value = (projected_heads(operator, spec, which, hidden).transpose(1, 2) for which in "qkv")
     query, key = call.rotate(query, key)
     key, value = call.remember(key, value)
     weights = None
@@ -32,8 +30,8 @@ def grouped_attention(
     return operator.o_proj(output.transpose(1, 2).reshape(*hidden.shape[:-1], -1)), weights
 
 
-def _heads(operator: Any, spec: GroupedSpec, which: str, hidden: torch.Tensor) -> torch.Tensor:
-    """[B, T, H] -> [B, heads, T, D]: the `which` ("q", "k" or "v") projection, clipped and normalised by the spec."""
+def projected_heads(operator: Any, spec: GroupedSpec, which: str, hidden: torch.Tensor) -> torch.Tensor:
+    """[B, T, H] -> [B, T, heads, D]: the `which` ("q", "k" or "v") projection, clipped and normalised by the spec."""
     states = getattr(operator, f"{which}_proj")(hidden)
     norm = getattr(operator, f"{which}_norm", None) if which != "v" else None
     if spec.norm_over == "all" and norm is not None:
@@ -43,4 +41,4 @@ def _heads(operator: Any, spec: GroupedSpec, which: str, hidden: torch.Tensor) -
     states = states.view(*hidden.shape[:-1], -1, spec.head_dim)
     if spec.norm_over == "head" and norm is not None:
         states = norm(states)
-    return states.transpose(1, 2)
+    return states

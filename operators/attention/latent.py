@@ -16,7 +16,7 @@ from ktitan.operators.attention.softmax import apply_mask, eager_attention, sdpa
 from ktitan.operators.attention.spec import LatentSpec
 from ktitan.operators.stock import altered_reason
 
-__all__ = ["absorbed_is_cheaper", "dense_expansion", "latent_attention"]
+__all__ = ["absorbed_is_cheaper", "dense_expansion", "latent_attention", "projected_queries"]
 
 # Scores of the absorbed form are held in float32 for as many query tokens at a time as fit in this.
 _SCORE_BYTES = 64 << 20
@@ -34,7 +34,8 @@ def latent_attention(
         call: positions, mask and cache.
         absorb: True absorbs wherever kv_b_proj has dense weights, False never does, None takes the cheaper form.
     """
-    query_nope, query_rope = _queries(operator, spec, hidden)
+    queries = projected_queries(operator, spec, hidden).transpose(1, 2)
+    query_nope, query_rope = queries.split([spec.nope_dim, spec.rope_dim], dim=-1)
     joined = operator.kv_a_proj_with_mqa(hidden)
     latent, key_rope = joined.split([spec.rank, spec.rope_dim], dim=-1)
     latent = operator.kv_a_layernorm(latent).unsqueeze(1)
@@ -80,15 +81,13 @@ def dense_expansion(projection: nn.Module, latent: torch.Tensor) -> torch.Tensor
     return weight if same else None
 
 
-def _queries(operator: Any, spec: LatentSpec, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, T, H] -> query parts [B, h, T, n] and [B, h, T, p], the latter not yet rotated."""
+def projected_queries(operator: Any, spec: LatentSpec, hidden: torch.Tensor) -> torch.Tensor:
+    """[B, T, H] -> queries [B, T, h, n + p], not yet rotated."""
     if spec.has_query_rank:
         states = operator.q_b_proj(operator.q_a_layernorm(operator.q_a_proj(hidden)))
     else:
         states = operator.q_proj(hidden)
-    states = states.view(*hidden.shape[:-1], -1, spec.nope_dim + spec.rope_dim).transpose(1, 2)
-    nope, rope = states.split([spec.nope_dim, spec.rope_dim], dim=-1)
-    return nope, rope
+    return states.view(*hidden.shape[:-1], -1, spec.nope_dim + spec.rope_dim)
 
 
 def _absorbed(

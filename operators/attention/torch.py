@@ -85,25 +85,34 @@ class TorchAttention(Operator):
         mirror_parameters(self, module)
 
     @classmethod
-    def supports(cls, context: OperatorContext, config: TorchAttentionConfig) -> str | None:
+    def parts(cls, module: Any) -> tuple[GroupedSpec | LatentSpec, Rotation] | str:
+        """What the operator knows of a stock module, or why it is not made of known parts."""
+        spec = read_spec(module)
+        if isinstance(spec, str):
+            return spec
+        rotation = find_rotation(module)
+        return rotation if isinstance(rotation, str) else (spec, rotation)
+
+    @classmethod
+    def supports(cls, context: OperatorContext, config: Any) -> str | None:
         """Classes made of known parts whose numbers, on a small random copy, are those of this operator."""
         module = context.module
-        parts = _parts(module)
+        parts = cls.parts(module)
         if isinstance(parts, str):
             return parts
-        key = _verdict_key(module, *parts)
+        key = (cls, *_verdict_key(module, *parts))
         if key not in _verdicts:
-            _verdicts[key] = (module.config, _probe_reason(module, *parts))
+            _verdicts[key] = (module.config, _probe_reason(cls, module, *parts))
         return _verdicts[key][1]
 
     @classmethod
-    def from_module(cls, module: nn.Module, config: TorchAttentionConfig, context: OperatorContext) -> TorchAttention:
+    def from_module(cls, module: nn.Module, config: Any, context: OperatorContext) -> TorchAttention:
         """Flags and children of `module`; its own parameters (sinks) stay on meta until `load`.
 
         Raises:
             UnsupportedError: the module is not made of the known parts.
         """
-        parts = _parts(module)
+        parts = cls.parts(module)
         if isinstance(parts, str):
             raise UnsupportedError(parts, context.path, KEEP_REMEDY)
         operator = cls(module, *parts, config.absorb)
@@ -173,7 +182,7 @@ class TorchAttention(Operator):
         is_dense = isinstance(self.spec, LatentSpec) and (
             dense_expansion(self.kv_b_proj, torch.empty(0, dtype=dtype, device=device)) is not None
         )
-        key = (self.stock, dtype, device.type, self.spec, self.absorb, is_dense)
+        key = (type(self), self.stock, dtype, device.type, self.spec, self.absorb, is_dense)
         if key in _agreed:
             return
         twin = with_eager(self.stock_twin())
@@ -181,17 +190,9 @@ class TorchAttention(Operator):
             difference = _difference(self, twin, self.o_proj.out_features, dtype, device)
         if difference is None or difference > TOLERANCES[dtype]:
             found = "cannot be compared" if difference is None else f"differ by {difference:.1e} of the largest output"
-            message = f"attention.torch and {self.stock.__name__} {found} in {dtype}"
+            message = f"{self.operator_name} and {self.stock.__name__} {found} in {dtype}"
             raise UnsupportedError(message, self.path, 'keep this module with "keep"')
         _agreed.add(key)
-
-
-def _parts(module: Any) -> tuple[GroupedSpec | LatentSpec, Rotation] | str:
-    spec = read_spec(module)
-    if isinstance(spec, str):
-        return spec
-    rotation = find_rotation(module)
-    return rotation if isinstance(rotation, str) else (spec, rotation)
 
 
 def _verdict_key(module: Any, spec: GroupedSpec | LatentSpec, rotation: Rotation) -> tuple[Any, ...]:
@@ -226,14 +227,16 @@ def _difference(
     return largest_difference(twin, attend, width, dtype, device, scale)
 
 
-def _probe_reason(module: nn.Module, spec: GroupedSpec | LatentSpec, rotation: Rotation) -> str | None:
-    """Why the class of `module` does not compute what the operator does, found by running both on random numbers."""
+def _probe_reason(
+    kind: type[TorchAttention], module: nn.Module, spec: GroupedSpec | LatentSpec, rotation: Rotation
+) -> str | None:
+    """Why the class of `module` does not compute what operator `kind` does, found by running both on random numbers."""
     name = type(module).__name__
     absorbs = (True, False) if isinstance(spec, LatentSpec) else (None,)
     try:
         twin = probe_module(module, spec)
         for absorb in absorbs:
-            operator = TorchAttention(twin, spec, rotation, absorb)
+            operator = kind(twin, spec, rotation, absorb)
             operator._parameters = twin._parameters
             for eager, scale in ((False, 1.0), (True, 30.0)):
                 width = operator.o_proj.out_features
