@@ -187,8 +187,18 @@ def operator_name(module):
     return "linear.torch" if type(module) is nn.Linear else None
 
 
-def injected(reference, dtype=torch.float32, only=None):
-    """A copy of `reference` built on meta, in which every module that has an operator is replaced and then loaded."""
+ON_CPU = {"attention.torch": "attention.cpu", "norm.torch": "norm.cpu"}
+
+
+def injected(reference, dtype=torch.float32, only=None, swapped=None):
+    """A copy of `reference` built on meta, in which every module that has an operator is replaced and then loaded.
+
+    Args:
+        reference: the stock model.
+        dtype: of the copy.
+        only: names of `operator_name`; None: all.
+        swapped: operators to take instead, by those names.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(reference.config), dtype=dtype)
     built = []
@@ -196,7 +206,7 @@ def injected(reference, dtype=torch.float32, only=None):
         name = operator_name(module)
         if name is None or (only is not None and name not in only):
             continue
-        kind = operators.get(name)
+        kind = operators.get((swapped or {}).get(name, name))
         config, context = kind.Config(), context_for(module, path, dtype)
         reason = kind.supports(context, config)
         assert reason is None, f"{path}: {reason}"
