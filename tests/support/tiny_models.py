@@ -6,6 +6,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -69,6 +70,22 @@ CONFIGS = {
         rope_parameters={
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
         },
     ),
     "qwen3_moe": lambda: Qwen3MoeConfig(
