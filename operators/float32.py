@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from ktitan.native import native_reason
 from ktitan.native.calls import is_recorded
@@ -21,12 +22,12 @@ def float32_reason(context: OperatorContext) -> str | None:
     return None if reason is None else f"the native CPU library is {reason}"
 
 
-def runs_natively(x: torch.Tensor) -> bool:
-    """Whether a call with `x` can be a native one; if not, operators compute by the formula of their torch sibling.
+def runs_natively(x: torch.Tensor, module: nn.Module) -> bool:
+    """Whether a call of `module` with `x` can be a native one; if not, it computes by the formula of its torch sibling.
 
     That is so after a cast of the whole model, where a gradient is wanted (the library has no backward pass), and while
     a graph is recorded, which must hold torch's operations.
     """
-    if x.dtype is not torch.float32 or x.device.type != "cpu":
+    if x.dtype is not torch.float32 or x.device.type != "cpu" or is_recorded():
         return False
-    return not (x.requires_grad and torch.is_grad_enabled()) and not is_recorded()
+    return not torch.is_grad_enabled() or not (x.requires_grad or any(one.requires_grad for one in module.parameters()))

@@ -42,7 +42,7 @@ class CpuNorm(TorchNorm):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., H]."""
-        if not self._is_float32 or not runs_natively(hidden_states):
+        if not self._is_float32 or not runs_natively(hidden_states, self):
             return super().forward(hidden_states)
         return rms_norm(hidden_states, self.weight, self.eps, self.form.unit_offset)
 

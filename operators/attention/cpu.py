@@ -82,7 +82,7 @@ class CpuAttention(TorchAttention):
 
     def attend(self, hidden: torch.Tensor, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The arithmetic of one call."""
-        if not runs_natively(hidden):
+        if not runs_natively(hidden, self):
             return super().attend(hidden, call)
         if isinstance(self.spec, LatentSpec):
             return latent_native(self, self.spec, hidden, call, self.absorbed()), None

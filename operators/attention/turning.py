@@ -45,7 +45,7 @@ class Turning:
         half = self.rotation.turned // 2
         parts = [one[..., :: self.step][..., :half] for one in _waves(position_embeddings)]
         table = torch.cat([part.to("cpu", torch.float32) for part in parts], dim=-1)
-        return table.expand(rows, -1, -1).reshape(-1, 2 * half)
+        return table.expand(rows, -1, -1).reshape(-1, 2 * half).contiguous()
 
     def within(self, width: int, first: int) -> Rotation:
         """The rotation of heads of `width` numbers that hold the stock function's heads from `first` on."""

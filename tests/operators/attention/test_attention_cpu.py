@@ -18,7 +18,7 @@ from ktitan.operators.attention import torch as torch_attention
 from ktitan.operators.attention.probe import cache_argument, embed_positions
 from ktitan.operators.attention.turning import find_turning
 
-from operators.attention.test_attention_torch import GROUPED, LATENT, Wrapped, attention_of, logits
+from support.attention_rig import GROUPED, LATENT, Wrapped, attention_of, logits
 from support.eager_builder import EagerBuilder
 from support.operator_rig import (
     ON_CPU,
@@ -102,7 +102,7 @@ class RowByRow(nn.Linear):
 
 def exact_operator(family, seed, layer=0):
     """A loaded operator (layer 0 has a window where the family has windows) and its stock module."""
-    stock = attention_of(tiny_model(family, seed), layer)
+    stock = attention_of(tiny_model(family, seed), layer).requires_grad_(False)
     for name, child in stock.named_children():
         if isinstance(child, nn.Linear) and name != "kv_b_proj":  # its weight is taken apart
             child.__class__ = RowByRow
@@ -111,8 +111,8 @@ def exact_operator(family, seed, layer=0):
     return loaded("attention.cpu", stock), stock
 
 
-def positions_of(stock, rows, tokens):
-    return embed_positions(stock, torch.zeros(1), torch.arange(tokens).expand(rows, -1))
+def positions_of(stock, rows, tokens, dtype=torch.float32):
+    return embed_positions(stock, torch.zeros(1, dtype=dtype), torch.arange(tokens).expand(rows, -1))
 
 
 def part_of(positions, start, stop):
@@ -287,13 +287,16 @@ def test_the_copies_of_kv_b_proj(seed):
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_calls_that_cannot_be_native_compute_as_attention_torch(family, seed):
-    stock = attention_of(tiny_model(family, seed))
+    stock = attention_of(tiny_model(family, seed)).requires_grad_(False)
     operator, twin = (loaded(name, copy.deepcopy(stock)) for name in ("attention.cpu", "attention.torch"))
     positions = positions_of(stock, 1, 5)
     x = torch.randn(1, 5, 40, requires_grad=True)
     operator(x, position_embeddings=positions)[0].sum().backward()
     assert x.grad is not None
-    half = x.detach().bfloat16()
+    operator.o_proj.requires_grad_()  # a projection that is trained
+    operator(x.detach(), position_embeddings=positions)[0].sum().backward()
+    assert operator.o_proj.weight.grad is not None
+    half, positions = x.detach().bfloat16(), positions_of(stock, 1, 5, torch.bfloat16)
     answers = [one.bfloat16()(half, position_embeddings=positions)[0] for one in (operator, twin)]
     assert answers[0].dtype == torch.bfloat16 and torch.equal(*answers)
 

@@ -24,6 +24,7 @@ from ktitan.operators.attention import latent
 from ktitan.operators.attention import torch as module_under_test
 from ktitan.operators.attention.probe import cache_argument
 
+from support.attention_rig import GROUPED, LATENT, Wrapped, attention_of, logits
 from support.operator_rig import (
     StateWeights,
     context_for,
@@ -38,17 +39,10 @@ from support.operator_rig import (
     tiny_model,
 )
 
-GROUPED = ["llama", "qwen2", "gemma2", "gemma3", "qwen3_moe", "olmoe", "gpt_oss"]
-LATENT = ["deepseek_v2", "deepseek_v2_yarn", "deepseek_v3", "deepseek_v3_plain"]
-
 
 @pytest.fixture
 def seed():
     return fresh_seed()
-
-
-def attention_of(model, layer=1):
-    return model.model.layers[layer].self_attn
 
 
 def with_attention_only(family, seed, **kwargs):
@@ -57,11 +51,6 @@ def with_attention_only(family, seed, **kwargs):
     if family == "gemma2":
         reference.set_attn_implementation("eager")  # 5.17 drops the cap on scores from its sdpa without a word
     return reference, injected(reference, only={"attention.torch"}), torch.Generator().manual_seed(seed)
-
-
-def logits(model, **inputs):
-    with torch.no_grad():
-        return model(**inputs).logits
 
 
 @pytest.mark.parametrize("absorb", [True, False, None])
@@ -94,23 +83,6 @@ def test_the_cheaper_form_is_chosen():
     assert latent.absorbed_is_cheaper(big, 1, 5000)
     assert not latent.absorbed_is_cheaper(big, 5000, 5000)
     assert not latent.absorbed_is_cheaper(big, 1, 1)
-
-
-class Wrapped(nn.Module):
-    """A projection that hides its weight and changes it: a stand-in for adapters and packed formats."""
-
-    def __init__(self, linear):
-        super().__init__()
-        self.inner, self.calls = linear, 0
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-
-    @property
-    def weight(self):
-        raise AssertionError("nobody may look inside")
-
-    def forward(self, x):
-        self.calls += 1
-        return self.inner(x) * 1.5
 
 
 @pytest.mark.parametrize("absorb", [True, None])
