@@ -138,6 +138,8 @@ struct kt_router {
 // index, weights [tokens, chosen], best first; logits [tokens, experts] where it is not null.
 KT_API int32_t kt_route(const kt_router *router, const float *hidden, int64_t tokens, int64_t *index, float *weights,
                         float *logits);
+// out [tokens, width] = x * sigmoid(scores [tokens]); out may be x.
+KT_API int32_t kt_gate(const float *x, const float *scores, int64_t tokens, int64_t width, float *out);
 
 // ---- Programs ----
 

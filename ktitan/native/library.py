@@ -85,6 +85,8 @@ _SIGNATURES = {
     "kt_attend": "pqqqppppip",
     "kt_attend_pool": "pqpppqppp",
     "kt_heads_product": "pqpqp",
+    "kt_route": "ppqppp",
+    "kt_gate": "ppqqp",
 }
 # What is not an int32 of enum kt_status, or nothing.
 _RESULTS = {

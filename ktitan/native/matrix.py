@@ -95,6 +95,22 @@ class PackedMatrix:
         self.data = _aligned(self.nbytes).reshape(rows, self.row_bytes)
         self.address: int = self.data.ctypes.data
 
+    @classmethod
+    def over(cls, format: str, columns: int, data: np.ndarray) -> PackedMatrix:
+        """A matrix over memory that something else fills: uint8 [rows, row_bytes], dense, at any address.
+
+        Raises:
+            FormatError: no kernel knows the format, or the rows have another width.
+        """
+        made = cls(format, 0, columns)
+        if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != made.row_bytes or not data.flags.c_contiguous:
+            raise FormatError(
+                f"{data.dtype} {list(data.shape)} is no matrix of {format} with {columns} columns",
+                remedy=f"give dense bytes [rows, {made.row_bytes}]",
+            )
+        made.rows, made.nbytes, made.data, made.address = len(data), data.nbytes, data, data.ctypes.data
+        return made
+
     @property
     def ggml_type(self) -> int:
         """ggml's number of the format."""
