@@ -51,7 +51,7 @@ class Chooser:
         """The choice for `module`: the first operator of the rule that supports it. None after noting why not."""
         base = self._context(path, module, placement)
         reasons: list[str] = []
-        for name in replace.operators:
+        for name in replace.candidates:
             operator = self._operator(name, replace)
             config = None if operator is None else self._config(operator, replace)
             if operator is None or config is None:
@@ -66,7 +66,7 @@ class Chooser:
                 return Choice(operator, config, context, tuple(reasons))
             reasons.append(f"{name} cannot replace {type(module).__name__}: {reason}")
         message = "; ".join(reasons)
-        if self.lenient:
+        if self.lenient or replace.may_keep:
             self._refused.setdefault(message, []).append(path)
         else:
             self._note(str(replace.location), message, 'narrow the match, or use "keep"', path)
@@ -83,7 +83,7 @@ class Chooser:
     def check_names(self, rule: Rule) -> None:
         """Note a rule's unknown operators and kwargs, whether or not it hits a module."""
         parts = [rule.replace] if rule.prefill is None else [rule.replace, prefill_replace(rule)]
-        if rule.prefill is not None and KEEP in (part.operator for part in parts):
+        if rule.prefill is not None and any(part.may_keep for part in parts):
             self._note(
                 str(rule.prefill.location),
                 "a stock module that is kept has no phases",
@@ -91,7 +91,8 @@ class Chooser:
                 "",
             )
         for replace in parts:
-            found = [operator for operator in (self._operator(name, replace) for name in replace.operators) if operator]
+            named = (self._operator(name, replace) for name in replace.candidates)
+            found = [operator for operator in named if operator]
             self._check_kwargs(found, replace)
             if len({operator.keeps_children for operator in found}) > 1:
                 message = (
@@ -127,7 +128,7 @@ class Chooser:
 
     def _operator(self, name: str, replace: Replace) -> type[Operator] | None:
         operator = operators.find(name)
-        if operator is None and replace.operators != (KEEP,):
+        if operator is None and name != KEEP:
             remedy = nearest(name, [*operators.names(), KEEP])
             self._note(str(replace.location), f"no operator named {name!r}", remedy, "")
         return operator
@@ -135,7 +136,7 @@ class Chooser:
     def _check_kwargs(self, found: list[type[Operator]], replace: Replace) -> None:
         """Note kwargs that no operator of the rule has, and values that one of them refuses."""
         known = sorted({field.name for operator in found for field in dataclasses.fields(operator.Config)})
-        for name in replace.kwargs if len(found) == len(replace.operators) else ():
+        for name in replace.kwargs if len(found) == len(replace.candidates) else ():
             if name not in known:
                 message = f"{' or '.join(replace.operators)} has no kwarg {name!r}"
                 self._note(str(replace.kwarg_location(name)), message, nearest(name, [*known, *PLACEMENT_KEYS]), "")

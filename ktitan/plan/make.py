@@ -127,7 +127,7 @@ def model_dtype(model: nn.Module) -> torch.dtype:
 def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
     """Fill decisions, devices and rows."""
     chooser = Chooser(inputs.hardware, inputs.dtype, _stored_by_module(inputs.weights, visits), inputs.lenient)
-    stock_again: set[str] = set()  # what an operator refused under lenient rules, with all that it would have taken
+    stock_again: set[str] = set()  # what an operator refused and may stay, with all that it would have taken
     for rule in inputs.rules.rules:
         chooser.check_names(rule)
     by_path = {visit.path: visit for visit in visits}
@@ -136,7 +136,7 @@ def _decide(plan: Plan, inputs: _Inputs, visits: Sequence[Visit]) -> None:
             continue
         replaced = visit.rule is not None and visit.rule.replace.operator != "keep"
         decision = _decision(chooser, visit) if replaced else None
-        if replaced and decision is None and inputs.lenient:
+        if replaced and decision is None and (inputs.lenient or visit.rule.replace.may_keep):  # type: ignore[union-attr]
             stock_again.add(visit.path)
             replaced = False
         if decision is not None:

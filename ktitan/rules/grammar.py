@@ -127,7 +127,9 @@ def _operation(fields: Fields, default: tuple[str, ...], log: FaultLog) -> Repla
 
 
 def _operators(fields: Fields, log: FaultLog) -> tuple[str, ...]:
-    """`class:` of `replace` or `prefill`: one operator, or a list whose first that supports a module is taken."""
+    """`class:` of `replace` or `prefill`: one operator, or a list whose first that supports a module is taken; with
+    `keep` at its end the module stays stock where none does.
+    """
     node = fields.get("class")
     if not isinstance(node, ListNode):
         name = fields.text("class", _OPERATOR)
@@ -139,8 +141,8 @@ def _operators(fields: Fields, log: FaultLog) -> tuple[str, ...]:
         log.add(node.location, "class has an entry that is not text", _OPERATOR)
     elif not names:
         log.add(node.location, "class is an empty list", _OPERATOR)
-    elif KEEP in names:
-        log.add(node.location, "keep cannot be one of several", "name operators only, or `class: keep` alone")
+    elif KEEP in names[:-1]:
+        log.add(node.location, "keep fits every module, so it can only be the last of several", "move it to the end")
     elif len(set(names)) < len(names):
         log.add(node.location, f"class names an operator twice: {', '.join(names)}", "name each once")
     else:

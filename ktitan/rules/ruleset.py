@@ -27,7 +27,7 @@ class Replace:
         placement: those of `PLACEMENT_KEYS` that are given, values checked.
         location: where the operator is named (in a Python structure: the replace mapping).
         kwarg_lines: line of each kwarg and placement key, in `location.file`; 0 in a Python structure.
-        others: operators to take in turn where those before them do not support a module.
+        others: operators to take in turn where those before them do not support a module; `"keep"` may be the last.
     """
 
     operator: str
@@ -41,6 +41,16 @@ class Replace:
     def operators(self) -> tuple[str, ...]:
         """`operator` and the others, in the order of preference."""
         return (self.operator, *self.others)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """`operators` without a `"keep"` behind them."""
+        return self.operators[:-1] if self.others and self.may_keep else self.operators
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether a module that no operator supports stays stock, or all do."""
+        return self.operators[-1] == KEEP
 
     def kwarg_location(self, name: str) -> Location:
         """Where a kwarg or placement key stands; the operator's place for one that is not given."""
