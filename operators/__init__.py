@@ -13,6 +13,8 @@ from ktitan.operators.experts.torch import TorchExperts
 from ktitan.operators.linear.cpu import CpuLinear
 from ktitan.operators.linear.streamed import StreamedLinear
 from ktitan.operators.linear.torch import TorchLinear
+from ktitan.operators.mlp.cpu import CpuMlp
+from ktitan.operators.moe.cpu import CpuMoe
 from ktitan.operators.norm import TorchNorm
 from ktitan.operators.norm_cpu import CpuNorm
 
@@ -21,6 +23,8 @@ __all__ = [
     "CpuEmbedding",
     "CpuExperts",
     "CpuLinear",
+    "CpuMlp",
+    "CpuMoe",
     "CpuNorm",
     "StreamedEmbedding",
     "StreamedExperts",

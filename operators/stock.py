@@ -15,6 +15,7 @@ __all__ = [
     "DENSE_DTYPES",
     "KEEP_REMEDY",
     "PROBE_FAULTS",
+    "RECORDER",
     "altered_reason",
     "fill_parameters",
     "mirror_parameters",
@@ -34,7 +35,7 @@ KEEP_REMEDY = 'narrow the match, or use "keep"'
 PROBE_FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 
 # transformers records hidden states and attentions with hooks of this module; they read outputs and change nothing.
-_RECORDER = "transformers.utils.output_capturing"
+RECORDER = "transformers.utils.output_capturing"
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def altered_reason(module: nn.Module, forward: Any = None) -> str | None:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    if any(getattr(hook, "__module__", "") != _RECORDER for hook in hooks):
+    if any(getattr(hook, "__module__", "") != RECORDER for hook in hooks):
         return "it carries forward hooks, which would be lost"
     if forward is not None and type(module).forward is not forward:
         return f"{type(module).__name__} has a forward of its own"

@@ -18,7 +18,7 @@ from ktitan.inject.phases import PhaseSwitch
 from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, shell_of
 from ktitan.operator import Operator, probing
 
-__all__ = ["DecoderLayer", "Feed", "decoder_layers", "expert_count", "read_feed"]
+__all__ = ["DecoderLayer", "Feed", "decoder_layers", "expert_count", "read_feed", "stock_block"]
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 _PROBE_TOKENS = 4
@@ -113,6 +113,14 @@ def read_feed(layer: DecoderLayer) -> Feed | str:
     if fed[-1].given.shape != hidden.shape or not torch.equal(fed[-1].given, hidden):
         return "the norm before its MLP does not see the residual stream alone"
     return _factor(block.name, norms[fed[-1].name])
+
+
+def stock_block(block: nn.Module) -> nn.Module:
+    """`block`, or the stock module over the same children where an operator keeps them and can make it."""
+    if isinstance(block, PhaseSwitch) and block.keeps_children:
+        block = block.decode_operator
+    twin = getattr(block, "stock_twin", None) if isinstance(block, Operator) else None
+    return block if twin is None else twin()
 
 
 def _place(model: nn.Module, path: str) -> tuple[str, int] | None:

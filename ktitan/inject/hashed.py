@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ktitan.inject.decoder import decoder_layers, expert_count
+from ktitan.inject.decoder import decoder_layers, expert_count, stock_block
 from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 from ktitan.operator import probing
 
@@ -26,7 +26,7 @@ def tables_of(model: nn.Module) -> dict[str, torch.Tensor]:
     for layer in decoder_layers(model):
         if layer.experts is None or not layer.block:
             continue
-        table = _table(layer.module.get_submodule(layer.block), layer.experts.rpartition(".")[2])
+        table = _table(stock_block(layer.module.get_submodule(layer.block)), layer.experts.rpartition(".")[2])
         if table is not None:
             found[layer.experts] = table
     return found

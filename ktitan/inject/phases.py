@@ -48,6 +48,11 @@ class PhaseSwitch(nn.Module):
         else:
             self.decode, self.prefill = decode, prefill
 
+    @property
+    def decode_operator(self) -> Operator:
+        """The one for single tokens."""
+        return self._operators[0]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator of the phase."""
         decode, prefill = self._operators

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ktitan.inject.decoder import expert_count
+from ktitan.inject.decoder import expert_count, stock_block
 from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 from ktitan.operator import Operator, probing
 from ktitan.tiers.routing import Router, RouterForm
@@ -30,6 +30,7 @@ def read_router(block: nn.Module, experts_name: str) -> Router | str:
         block: the module around the experts.
         experts_name: of the experts among its children.
     """
+    block = stock_block(block)
     experts = expert_count(block.get_submodule(experts_name))
     name = next((name for name, child in block.named_children() if _rows(child) == experts), None)
     if name is None or "." in experts_name:

@@ -173,9 +173,13 @@ def loaded(name, module, dtype=torch.float32, path="layer.module", config=None):
     return operator.eval()
 
 
-def operator_name(module):
+def operator_name(module, dtype):
     """The operator of this catalogue for a module of a model, or None to keep it."""
     name = type(module).__name__
+    if dtype is torch.float32 and hasattr(module, "experts"):
+        return "moe.cpu"
+    if dtype is torch.float32 and name.endswith("MLP"):
+        return "mlp.cpu"
     if name.endswith("Attention"):
         return "attention.torch"
     if name.endswith("Experts"):
@@ -203,7 +207,7 @@ def injected(reference, dtype=torch.float32, only=None, swapped=None):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(reference.config), dtype=dtype)
     built = []
     for path, module in list(model.named_modules()):
-        name = operator_name(module)
+        name = operator_name(module, dtype)
         if name is None or (only is not None and name not in only):
             continue
         kind = operators.get((swapped or {}).get(name, name))

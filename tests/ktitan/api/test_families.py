@@ -29,7 +29,10 @@ def test_class_is_kept_and_operators_are_in(pair):
     native = "cpu" if native_reason() is None else "torch"
     assert {"linear.torch", "embedding.torch", f"norm.{native}", f"attention.{native}"} <= rows
     assert not {"norm.torch", "attention.torch"} & rows or native == "torch"
-    assert ("experts.torch" in rows) == any("experts" in name for name, _ in stock.named_modules())
+    sparse = any("experts" in name for name, _ in stock.named_modules())
+    assert ("experts.torch" in rows) == sparse
+    if native == "cpu":
+        assert ("moe.cpu" in rows) == sparse and (sparse or "mlp.cpu" in rows)
 
 
 def test_logits(pair):

@@ -14,6 +14,7 @@ from ktitan.inject.foresee import _Foresee, foresee
 from ktitan.inject.hashed import tables_of
 from ktitan.inject.journal import Journal
 from ktitan.inject.sights import find_sights
+from ktitan.operators import CpuMoe
 from ktitan.tiers.store import TierStore
 
 from support.adapters import random_tensors, sizes_of, write_adapter
@@ -55,6 +56,15 @@ FAMILIES = {
 STREAMED = {
     "version": 1,
     "rules": [{"match": {"name": r".*\.experts"}, "replace": {"class": "experts.streamed"}}],
+}
+# The same with operators for all that stands around the experts.
+AROUND = {
+    "version": 1,
+    "rules": [
+        *STREAMED["rules"],
+        {"match": {"name": r".*\.mlp(\.shared_experts?)?"}, "replace": {"class": ["moe.cpu", "mlp.cpu"]}},
+        {"match": {"name": r".*norm"}, "replace": {"class": "norm.torch"}},
+    ],
 }
 
 
@@ -140,6 +150,24 @@ def test_predictions_change_no_bit(folder, monkeypatch, caplog):
     assert {shape[0] for shape in seen} == ({1, 3} if first_is_dense else set())
     assert plain.ktitan.stats()["foresight"] is None and not hooks_of(plain)
     assert all(bank.next is None for bank in plain.ktitan._store.banks.values())
+
+
+def test_operators_around_the_experts_are_seen_through(folder, monkeypatch):
+    seen = []
+    stock = loaded(folder).ktitan.stats()["foresight"]
+    plain = loaded(folder, "prefetch=off", AROUND)
+    monkeypatch.setattr(TierStore, "foresee", lambda self, predictor, hidden: seen.append(hidden.shape))
+    model = loaded(folder, which=AROUND)
+    assert isinstance(model.model.layers[1].mlp, CpuMoe)
+    assert model.ktitan.stats()["foresight"] == stock
+    assert all(map(torch.equal, say(model), say(plain)))
+    assert {shape[0] for shape in seen} == ({1, 3} if hooks_of(model) else set())
+    sights = find_sights(model)
+    assert [sight.reason for sight in sights][-2:] == ["", ""]
+    model.ktitan.undo()
+    for ours, theirs in zip(sights, find_sights(model), strict=True):
+        assert (ours.source, ours.source_experts, ours.reason) == (theirs.source, theirs.source_experts, theirs.reason)
+        assert ours.router is None or (ours.router.form == theirs.router.form and torch.equal(ours.scale, theirs.scale))
 
 
 def test_copies_share_predictors_and_undo_takes_them_back(folder):

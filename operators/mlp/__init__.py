@@ -1,0 +1,1 @@
+"""Linear operators, one a file."""
