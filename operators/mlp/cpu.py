@@ -56,7 +56,7 @@ class CpuMlp(KeptBlock):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., H]."""
-        if not runs_natively(x):
+        if not runs_natively(x, self):
             return self.stock_twin()(x)
         parts = self.parts
         up = getattr(self, parts.up)(x)

@@ -68,7 +68,7 @@ class CpuMoe(KeptBlock):
     def forward(self, hidden_states: torch.Tensor) -> Any:
         """[B, T, H] -> [B, T, H]; with weights [B T, K] or logits [B T, E] where the stock block returns them."""
         module = getattr(self, self.parts.router)
-        router = self.native_router() if runs_natively(hidden_states) else None
+        router = self.native_router() if runs_natively(hidden_states, self) else None
         if router is None or _is_watched(module):
             return self.stock_twin()(hidden_states)
         rows = hidden_states.reshape(-1, self.parts.hidden)
