@@ -100,6 +100,12 @@ class KVLayerSpec:
     device: torch.device
     format: str = AS_COMPUTED
 
+    @classmethod
+    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> KVLayerSpec:
+        """That of a layer whose tokens are keys [T, Hk, Dk] and values [T, Hv, Dv]."""
+        (_, key_heads, key_dim), (_, value_heads, value_dim) = keys.shape, values.shape
+        return cls(key_heads, key_dim, value_heads, value_dim, keys.dtype, keys.device)
+
     @property
     def token_bytes(self) -> int:
         """Bytes that one token takes in this layer."""

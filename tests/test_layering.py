@@ -18,6 +18,7 @@ ALLOWED = {
     "context": {"kv_formats", "errors"},
     "hardware": {"cgroups", "cpuinfo", "errors", "env"},
     "native": {"errors", "env", "hardware", "formats"},
+    "lowering": {"native"},
     "formats": {"errors", "registry"},
     "tiers": {"formats", "native", "errors"},
     "weights": {"formats", "registry", "errors"},

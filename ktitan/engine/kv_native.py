@@ -122,13 +122,13 @@ class NativeKVPool(KVPool):
         self._find(sequences, are_distinct=True)
         spec = self._specs.get(layer)
         check_states(layer, sum(tokens), keys, values, _is_right(spec, keys, values), spec)
-        rows = keys.resolve_neg().contiguous(), values.resolve_neg().contiguous()
+        keys, values = keys.resolve_neg().contiguous(), values.resolve_neg().contiguous()
         with self._allowance.lock:
             if spec is None:
-                self.declare(layer, KVLayerSpec(*keys.shape[1:], *values.shape[1:], keys.dtype, keys.device))
+                self.declare(layer, KVLayerSpec.of(keys, values))
             try:
-                at = (part.data_ptr() for part in rows)
-                if not self.native.append(layer, sequences, tokens, *at, limit=self.budget_bytes):
+                places = keys.data_ptr(), values.data_ptr()
+                if not self.native.append(layer, sequences, tokens, places, self.budget_bytes):
                     self._refuse()
             except KtitanError:
                 if spec is None:

@@ -256,7 +256,7 @@ class TorchKVPool(KVPool):
 
     def _declare(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Make a new layer's storage; raises BudgetError when the pages in use do not fit in it."""
-        spec = _spec_of(keys, values)
+        spec = KVLayerSpec.of(keys, values)
         with self._allowance.lock:
             needed = self._store.pages * PAGE_TOKENS * spec.token_bytes
             if self.budget_bytes is not None and self.allocated_bytes + needed > self.budget_bytes:
@@ -349,12 +349,6 @@ class TorchKVPool(KVPool):
 def _pages(tokens: int) -> int:
     """Pages that hold `tokens` tokens."""
     return -(-tokens // PAGE_TOKENS)
-
-
-def _spec_of(keys: torch.Tensor, values: torch.Tensor) -> KVLayerSpec:
-    """What a layer stores whose first tokens are keys [T, Hk, Dk] and values [T, Hv, Dv]."""
-    (_, key_heads, key_dim), (_, value_heads, value_dim) = keys.shape, values.shape
-    return KVLayerSpec(key_heads, key_dim, value_heads, value_dim, keys.dtype, keys.device)
 
 
 def _join(parts: _Parts, batch: int, length: int) -> torch.Tensor:

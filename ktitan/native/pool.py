@@ -120,13 +120,12 @@ class NativePool:
         layer: int,
         sequences: Sequence[int],
         tokens: Sequence[int],
-        keys: int,
-        values: int,
+        places: tuple[int, int],
         limit: int | None,
     ) -> bool:
-        """Write tokens from the addresses of packed float32 rows; False as in `reserve`."""
+        """Write tokens from the addresses of packed float32 rows, keys and values; False as in `reserve`."""
         status = self._library.kt_pool_append(
-            self.address, layer, _integers(sequences), _integers(tokens), len(sequences), keys, values, _number(limit)
+            self.address, layer, _integers(sequences), _integers(tokens), len(sequences), *places, _number(limit)
         )
         return self._fits(status)
 
