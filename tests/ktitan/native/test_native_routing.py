@@ -2,10 +2,13 @@
 
 import copy
 import pickle
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 import torch
+from test_native_symbols import CXX
 
 from ktitan.errors import FormatError, UnsupportedError
 from ktitan.native import library
@@ -212,6 +215,17 @@ def test_weights_are_seen_where_they_are_and_copied_by_pickle():
 def test_forms_that_do_not_fit_are_refused(form, words):
     with pytest.raises(FormatError, match=words.replace("[", r"\[")):
         Router(matrix_over(torch.zeros(6, 4)), **form)
+
+
+def test_any_bits_give_experts_that_are_there_and_wrong_forms_a_status(repository, tmp_path):
+    """Without sanitizers here; `make asan` runs more of it with them."""
+    if shutil.which(CXX[0]) is None:
+        pytest.skip(f"no {CXX[0]}")
+    source, made = repository / "csrc/cpu/check/route_fuzz.cpp", tmp_path / "route_fuzz"
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", f"-Wl,-rpath,{library.LIBRARY.parent}"]
+    subprocess.run([*CXX, *flags, source, library.LIBRARY, "-o", made], check=True)
+    done = subprocess.run([made, "--seed", str(fresh_seed())], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_wrong_arguments_are_refused():
