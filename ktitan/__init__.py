@@ -19,7 +19,7 @@ from ktitan.errors import (
 )
 
 if TYPE_CHECKING:
-    from ktitan.api import load, optimize_and_load, plan_model, stream
+    from ktitan.api import PromptCache, load, optimize_and_load, plan_model, stream
     from ktitan.operator import Operator, OperatorConfig
     from ktitan.registry import register_operator
     from ktitan.verify import verify_model
@@ -35,6 +35,7 @@ __all__ = [
     "Operator",
     "OperatorConfig",
     "PlanError",
+    "PromptCache",
     "RuleError",
     "UnsupportedError",
     "WeightError",
@@ -50,6 +51,7 @@ rest_openmp()
 
 # Everything that imports torch is found on first use, so that `ktitan --help` answers at once.
 _LATER = {
+    "PromptCache": "ktitan.api",
     "load": "ktitan.api",
     "optimize_and_load": "ktitan.api",
     "plan_model": "ktitan.api",

@@ -24,6 +24,7 @@ __all__ = [
     "KVAllowance",
     "KVLayerSpec",
     "KVPool",
+    "Keeper",
     "PagedCache",
     "Phase",
     "StepContext",
@@ -236,6 +237,13 @@ class KVPool(ABC):
         """Bytes that the pool cannot give back while its sequences are there."""
 
 
+class Keeper(Protocol):
+    """Who keeps keys and values in the hope that they are wanted again."""
+
+    def clear(self) -> None:
+        """Give the pages back."""
+
+
 class KVAllowance:
     """Bytes that each of a model's KV pools may take.
 
@@ -251,11 +259,24 @@ class KVAllowance:
         self.limit_bytes = limit_bytes
         self.lock = threading.RLock()
         self._pools: WeakSet[KVPool] = WeakSet()
+        self._keepers: WeakSet[Keeper] = WeakSet()
 
     def enter(self, pool: KVPool) -> None:
         """Count a pool in for as long as it lives."""
         with self.lock:
             self._pools.add(pool)
+
+    def keep(self, keeper: Keeper) -> None:
+        """Know of somebody who keeps keys and values that are not in use, for as long as it lives."""
+        with self.lock:
+            self._keepers.add(keeper)
+
+    def reclaim(self) -> None:
+        """Have all that is kept and not in use given back; to be called without the lock."""
+        with self.lock:
+            keepers = list(self._keepers)
+        for keeper in keepers:
+            keeper.clear()
 
     @property
     def held_bytes(self) -> int:

@@ -16,6 +16,7 @@ ALLOWED = {
     "registry": {"errors"},
     "kv_formats": {"errors"},
     "context": {"kv_formats", "errors"},
+    "fingerprint": set(),
     "hardware": {"cgroups", "cpuinfo", "errors", "env"},
     "native": {"errors", "env", "hardware", "formats"},
     "lowering": {"native"},
@@ -26,8 +27,8 @@ ALLOWED = {
     "operator": {"context", "errors", "formats", "hardware"},
     "operators": {"operator", "context", "registry", "errors", "formats", "native", "tiers", "hardware"},
     "plan": {"rules", "weights", "formats", "hardware", "registry", "operator", "tiers", "kv_formats", "errors"},
-    "inject": {"plan", "weights", "operator", "context", "tiers", "errors"},
-    "engine": {"context", "native", "tiers", "kv_formats", "errors"},
+    "inject": {"plan", "weights", "operator", "context", "fingerprint", "tiers", "errors"},
+    "engine": {"context", "fingerprint", "native", "tiers", "kv_formats", "errors"},
     "planner": {"plan", "rules", "hardware", "tiers", "errors"},
     "hub": {"registry", "tiers", "errors"},
     "api": {

@@ -12,6 +12,8 @@ from ktitan.api.threads import set_threads
 from ktitan.engine.conversation import Conversation, encode_rendered, encode_text, render_messages
 from ktitan.engine.detokenize import Detokenizer, StopStrings, skipped_ids
 from ktitan.engine.generate import GenerationStats, end_ids, generate_steps, generate_tokens, new_cache, stream
+from ktitan.engine.prompt_cache import PromptCache
+from ktitan.engine.room import context_tokens
 from ktitan.engine.sampling import Sampling
 from ktitan.engine.steps import PromptProgress, Token
 from ktitan.plan.write import to_rules
@@ -27,10 +29,12 @@ __all__ = [
     "Figures",
     "GenerationStats",
     "PlacedRules",
+    "PromptCache",
     "PromptProgress",
     "Sampling",
     "StopStrings",
     "Token",
+    "context_tokens",
     "encode_rendered",
     "encode_text",
     "end_ids",

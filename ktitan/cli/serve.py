@@ -19,6 +19,7 @@ from ktitan.local_chat.arguments import (
     Kv,
     Plugin,
     Profile,
+    PromptCacheOff,
     Ram,
     RecordTrace,
     Rules,
@@ -67,6 +68,7 @@ def serve(
     record_trace: RecordTrace = None,
     device: Device = None,
     context: Context = None,
+    no_prompt_cache: PromptCacheOff = False,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
     verify_weights: VerifyWeights = False,
     plugin: Plugin = None,
@@ -107,6 +109,7 @@ def serve(
         shutdown_seconds=shutdown_seconds,
         context_tokens=context,
         access_log=access_log,
+        prompt_cache=not no_prompt_cache,
     )
 
 

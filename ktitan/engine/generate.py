@@ -5,94 +5,35 @@ Shape letters: T tokens of a step, S tokens of the sequence, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 import logging
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
 
-from ktitan.context import step
 from ktitan.engine.cache import KtitanCache
 from ktitan.engine.conversation import encode_rendered, encode_text, render_messages
+from ktitan.engine.decoder import Decoder, cache_keyword
 from ktitan.engine.detokenize import Detokenizer, StopStrings
 from ktitan.engine.kv_choice import pool_maker
 from ktitan.engine.sampling import Sampler, Sampling
-from ktitan.engine.steps import PromptProgress, Step, Token, score_token
+from ktitan.engine.stats import GenerationStats
+from ktitan.engine.steps import PromptProgress, Step, Token
 from ktitan.errors import UnsupportedError
 from ktitan.kv_formats import AS_COMPUTED
+
+if TYPE_CHECKING:
+    from ktitan.engine.prompt_cache import PromptCache
 
 __all__ = ["GenerationStats", "cache_keyword", "end_ids", "generate_steps", "generate_tokens", "new_cache", "stream"]
 
 log = logging.getLogger("ktitan.engine.generate")
 
-# The KV argument of a model's forward: the first since transformers 5.24, the second before, the third for Mamba then.
-CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
-
 # Tokens of a prompt in one forward pass of a model without a plan.
 STOCK_CHUNK_TOKENS = 512
-
-
-@dataclass
-class GenerationStats:
-    """What one generation did; it is filled while the generation runs.
-
-    Times are those of the model and the sampler alone: what the reader of the stream does in between is not counted.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt that were run, without those that a given cache already held.
-        prefill_seconds: time from the start to the first token.
-        new_tokens: tokens handed out; the end mark is not one of them.
-        decode_steps: forward passes after the prompt's.
-        decode_seconds: time of those passes.
-        kv_bytes: what the sequence's keys and values take now; 0 where the cache does not tell.
-        stop_reason: "stop" (end mark or stop string), "length", "context" (the model's positions ran out), or "closed"
-            (the reader went away); empty while it runs.
-    """
-
-    prompt_tokens: int = 0
-    prefill_seconds: float = 0.0
-    new_tokens: int = 0
-    decode_steps: int = 0
-    decode_seconds: float = 0.0
-    kv_bytes: int = 0
-    stop_reason: str = ""
-
-    @property
-    def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens a second; 0 before there are any."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """Decode steps a second; 0 before there are any."""
-        return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
-
-    def add(self, other: GenerationStats) -> None:
-        """Add the counts and times of `other`, for the total of a session."""
-        self.prompt_tokens += other.prompt_tokens
-        self.prefill_seconds += other.prefill_seconds
-        self.new_tokens += other.new_tokens
-        self.decode_steps += other.decode_steps
-        self.decode_seconds += other.decode_seconds
-
-
-def cache_keyword(model: torch.nn.Module) -> str:
-    """The name under which `model.forward` takes the KV cache.
-
-    Raises:
-        UnsupportedError: it takes none under a known name.
-    """
-    parameters = inspect.signature(model.forward).parameters
-    name = next((name for name in CACHE_KEYWORDS if name in parameters), None)
-    if name is None:
-        message = f"{type(model).__name__}.forward takes none of {', '.join(CACHE_KEYWORDS)}"
-        raise UnsupportedError(message, remedy="use model.generate() for this model")
-    return name
 
 
 def new_cache(model: Any) -> Any:
@@ -135,6 +76,8 @@ def generate_tokens(
     ignore_eos: bool = False,
     chunk_tokens: int | None = None,
     cache: Any = None,
+    prompt_cache: PromptCache | None = None,
+    context_tokens: int | None = None,
     stats: GenerationStats | None = None,
 ) -> Generator[int, None, None]:
     """Ids that follow `input_ids`, each as soon as it is chosen; the end mark is not handed out.
@@ -144,7 +87,7 @@ def generate_tokens(
     Args:
         model: causal language model of transformers, stock or injected.
         input_ids: the whole sequence so far, [S] or [1, S] int64.
-        max_new_tokens: at most so many ids, >= 1; fewer when the model's positions run out.
+        max_new_tokens: at most so many ids, >= 1; fewer when the context is full.
         sampling: how to choose; None is greedy.
         eos_ids: ids that end the sequence.
         ignore_eos: go on after an end id, which is then handed out like any other.
@@ -152,10 +95,13 @@ def generate_tokens(
             model. Models that keep a running state get it in one pass, since their stock code restarts the state at
             every pass of more than one token.
         cache: may hold the keys and values of the first tokens of `input_ids`, but not of the last one.
+        prompt_cache: gives the keys and values of the tokens that an earlier generation shares, and keeps these.
+        context_tokens: most tokens of prompt and answer together; None: the model's positions.
         stats: filled with counts and times.
 
     Raises:
-        UnsupportedError: an argument is out of its range, or the prompt is longer than the model's positions.
+        UnsupportedError: an argument is out of its range, or the prompt is longer than the model's positions or
+            `context_tokens`.
     """
     steps = generate_steps(
         model,
@@ -166,6 +112,8 @@ def generate_tokens(
         ignore_eos=ignore_eos,
         chunk_tokens=chunk_tokens,
         cache=cache,
+        prompt_cache=prompt_cache,
+        context_tokens=context_tokens,
         stats=stats,
     )
     return _ids(steps)
@@ -179,11 +127,12 @@ def _ids(steps: Generator[Step, None, None]) -> Generator[int, None, None]:
 
 
 def _told(
-    steps: Generator[Step, None, None], on_prompt: Callable[[int, int], None], done_tokens: int, total_tokens: int
+    steps: Generator[Step, None, None], on_prompt: Callable[[int, int], None], start: tuple[int, int] | None
 ) -> Generator[Step, None, None]:
-    """`steps`, while `on_prompt` hears of the prompt's."""
+    """`steps`, while `on_prompt` hears of the prompt's; of its `start` where they do not tell."""
     with closing(steps):
-        on_prompt(done_tokens, total_tokens)
+        if start is not None:
+            on_prompt(*start)
         for step in steps:
             if isinstance(step, PromptProgress):
                 on_prompt(step.done_tokens, step.total_tokens)
@@ -200,6 +149,8 @@ def generate_steps(
     ignore_eos: bool = False,
     chunk_tokens: int | None = None,
     cache: Any = None,
+    prompt_cache: PromptCache | None = None,
+    context_tokens: int | None = None,
     stats: GenerationStats | None = None,
     likeliest: int | None = None,
 ) -> Generator[Step, None, None]:
@@ -212,39 +163,65 @@ def generate_steps(
     Raises:
         UnsupportedError: as `generate_tokens`.
     """
-    prompt = _prompt_row(input_ids, _vocabulary(model))
+    prompt = _prompt_row(input_ids, _vocabulary(model))[0]
     _check_bias(model, sampling)
     chunk_tokens = _planned_chunk(model) if chunk_tokens is None else chunk_tokens
     for name, value in (("max_new_tokens", max_new_tokens), ("chunk_tokens", chunk_tokens)):
         if not isinstance(value, int) or value < 1:
             raise UnsupportedError(f"{name} is {value!r}", name, "give a whole number from 1 on")
+    room = _room(model, prompt.shape[0], context_tokens)
+    limit = _Limit(max_new_tokens, "length") if max_new_tokens <= room else _Limit(room, "context")
+    sampler = Sampler(sampling or Sampling(greedy=True), prompt.tolist())
+    decoder = Decoder(model, sampler, GenerationStats() if stats is None else stats, likeliest)
+    begin = _beginning(decoder, model, prompt, cache, prompt_cache)
+    chunk = prompt.shape[0] if getattr(model, "_is_stateful", False) else chunk_tokens
+    return _steps(decoder, prompt, begin, chunk, frozenset() if ignore_eos else frozenset(eos_ids), limit)
+
+
+def _beginning(
+    decoder: Decoder, model: Any, prompt: torch.Tensor, cache: Any, prompt_cache: PromptCache | None
+) -> Callable[[], None]:
+    """Hands the decoder its cache, at the first step: a loan that is never begun would not be ended."""
+    if prompt_cache is not None:
+        if cache is not None:
+            raise UnsupportedError("a cache and a prompt cache are given", "cache", "give one of them")
+        prompt_cache.check_model(model)
+        return lambda: decoder.begin_with(prompt_cache.lend(prompt), prompt)
     cached = 0 if cache is None else int(cache.get_seq_length())  # a running state has no length to ask for
-    cache = new_cache(model) if cache is None else cache
-    if cached >= prompt.shape[1]:
-        message = f"the cache holds {cached} tokens, but the prompt has only {prompt.shape[1]}"
+    if cached >= prompt.shape[0]:
+        message = f"the cache holds {cached} tokens, but the prompt has only {prompt.shape[0]}"
         raise UnsupportedError(message, "cache", "crop the cache, or pass the whole sequence as input_ids")
-    room = _room(model, prompt.shape[1])
-    stats = GenerationStats() if stats is None else stats
-    sampler = Sampler(sampling or Sampling(greedy=True), prompt[0].tolist())
-    decoder = _Decoder(model, cache, cached, sampler, stats, likeliest)
-    chunk = prompt.shape[1] if getattr(model, "_is_stateful", False) else chunk_tokens
-    ends = frozenset() if ignore_eos else frozenset(eos_ids)
-    limit, limit_reason = (max_new_tokens, "length") if max_new_tokens <= room else (room, "context")
-    return _steps(decoder, prompt[:, cached:].split(chunk, dim=1), ends, limit, limit_reason)
+    return lambda: decoder.begin(prompt, new_cache(model) if cache is None else cache, cached)
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """So many tokens at most, and what it means when they are reached."""
+
+    tokens: int
+    reason: str
 
 
 def _steps(
-    decoder: _Decoder, chunks: Sequence[torch.Tensor], ends: frozenset[int], limit: int, limit_reason: str
+    decoder: Decoder,
+    prompt: torch.Tensor,
+    begin: Callable[[], None],
+    chunk_tokens: int,
+    ends: frozenset[int],
+    limit: _Limit,
 ) -> Generator[Step, None, None]:
+    """The steps from the prompt [S] on; `begin` gives the decoder its cache."""
     stats = decoder.stats
     stats.stop_reason, reason = "", "closed"
     try:
-        total = decoder.seen + sum(chunk.shape[1] for chunk in chunks)
-        for chunk in chunks:
+        begin()
+        if decoder.is_lent:
+            yield PromptProgress(decoder.seen, prompt.shape[0])
+        for chunk in prompt[decoder.seen :].split(chunk_tokens):
             logits = decoder.read(chunk)
-            yield PromptProgress(decoder.seen, total)
+            yield PromptProgress(decoder.seen, prompt.shape[0])
         token = decoder.first(logits)
-        for left in range(limit - 1, -1, -1):
+        for left in range(limit.tokens - 1, -1, -1):
             if token.id in ends:
                 reason = "stop"
                 return
@@ -252,71 +229,10 @@ def _steps(
             yield token
             if left:
                 token = decoder.next(token)
-        reason = limit_reason
+        reason = limit.reason
     finally:
+        decoder.end()
         stats.stop_reason = reason
-
-
-class _Decoder:
-    """Runs the model over one sequence and times it."""
-
-    def __init__(
-        self, model: Any, cache: Any, seen: int, sampler: Sampler, stats: GenerationStats, likeliest: int | None
-    ) -> None:
-        self.stats = stats
-        self.seen = seen
-        self._model = model
-        self._sampler = sampler
-        self._likeliest = likeliest
-        self._cache = cache
-        self._device = model.device
-        self._arguments = {cache_keyword(model): cache, "use_cache": True}
-        takes = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in takes
-        if "logits_to_keep" in takes:
-            self._arguments["logits_to_keep"] = 1
-
-    def read(self, chunk: torch.Tensor) -> torch.Tensor:
-        """Run a chunk [1, T] of the prompt; the logits [1, V] after it."""
-        started = time.perf_counter()
-        logits = self._forward(chunk.to(self._device))
-        self.stats.prompt_tokens += chunk.shape[1]
-        self.stats.prefill_seconds += time.perf_counter() - started
-        return logits
-
-    def first(self, logits: torch.Tensor) -> Token:
-        """Choose the token after the prompt."""
-        started = time.perf_counter()
-        token = self._choose(logits)
-        self.stats.prefill_seconds += time.perf_counter() - started
-        return token
-
-    def next(self, token: Token) -> Token:
-        """Run one token and choose the next."""
-        started = time.perf_counter()
-        chosen = self._choose(self._forward(torch.tensor([[token.id]], device=self._device)))
-        self.stats.decode_steps += 1
-        self.stats.decode_seconds += time.perf_counter() - started
-        return chosen
-
-    def _choose(self, logits: torch.Tensor) -> Token:
-        token = self._sampler(logits)
-        return Token(token) if self._likeliest is None else score_token(logits, token, self._likeliest)
-
-    @torch.inference_mode()
-    def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Logits [1, V] that follow the last of `input_ids` [1, T]; the step's pages are reserved before it runs."""
-        tokens = input_ids.shape[1]
-        arguments = dict(self._arguments)
-        if self._takes_positions:  # as stock generate does; some models compute otherwise without them
-            arguments["position_ids"] = torch.arange(self.seen, self.seen + tokens, device=self._device)[None]
-        self.seen += tokens
-        paged = isinstance(self._cache, KtitanCache)
-        with step(self._cache.step_context(tokens)) if paged else nullcontext():
-            logits: torch.Tensor = self._model(input_ids=input_ids, **arguments).logits[:, -1, :]
-        if paged:
-            self.stats.kv_bytes = getattr(self._cache.pool, "allocated_bytes", 0)
-        return logits
 
 
 def _prompt_row(input_ids: torch.Tensor | Sequence[int], vocabulary: int | None) -> torch.Tensor:
@@ -363,18 +279,19 @@ def _check_bias(model: Any, sampling: Sampling | None) -> None:
         raise UnsupportedError(message, "logit_bias", f"give ids from 0 to {size - 1}")
 
 
-def _room(model: Any, prompt_tokens: int) -> int:
-    """How many tokens may follow the prompt before the model's positions run out."""
+def _room(model: Any, prompt_tokens: int, context_tokens: int | None) -> int:
+    """How many tokens may follow the prompt before the model's positions, or those that were asked for, run out."""
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if not positions:
-        return 2**63
-    if prompt_tokens >= positions:
+    limits = {"max_position_embeddings": positions or 2**63, "context_tokens": context_tokens or 2**63}
+    where, most = min(limits.items(), key=lambda limit: limit[1])
+    if prompt_tokens >= most:
+        has = "the model has positions" if where == "max_position_embeddings" else "there is room"
         raise UnsupportedError(
-            f"the prompt has {prompt_tokens} tokens, but the model has positions for {positions} with the answer",
-            where="max_position_embeddings",
+            f"the prompt has {prompt_tokens} tokens, but {has} for {most} with the answer",
+            where=where,
             remedy="shorten the prompt or start a new conversation",
         )
-    return positions - prompt_tokens
+    return most - prompt_tokens
 
 
 def stream(
@@ -395,6 +312,8 @@ def stream(
     opening: str = "",
     chunk_tokens: int | None = None,
     cache: Any = None,
+    prompt_cache: PromptCache | None = None,
+    context_tokens: int | None = None,
     stats: GenerationStats | None = None,
     on_prompt: Callable[[int, int], None] | None = None,
 ) -> Generator[str, None, None]:
@@ -408,14 +327,14 @@ def stream(
         model: causal language model of transformers, stock or injected.
         tokenizer: the model's tokenizer.
         messages_or_text: conversation or plain text.
-        max_new_tokens: at most so many tokens; fewer when the model's positions run out (`stats.stop_reason`).
+        max_new_tokens: at most so many tokens; fewer when the context is full (`stats.stop_reason`).
         temperature, top_p, top_k, min_p, repetition_penalty, seed, greedy: see `Sampling`.
         ignore_eos: go on after the model's end marks.
         stop: strings before whose first occurrence in the answer the text ends.
         opening: text that the answer begins with, e.g. "<think>"; the model goes on from there. Nothing is done
             where the chat template writes it already.
         chunk_tokens: tokens of the prompt in one forward pass; None: as planned.
-        cache: see `generate_tokens`.
+        cache, prompt_cache, context_tokens: see `generate_tokens`.
         stats: filled with counts and times.
         on_prompt: called with (tokens run, tokens of the prompt) before the prompt and after each chunk of it; what
             it raises ends the work.
@@ -444,11 +363,13 @@ def stream(
         ignore_eos=ignore_eos,
         chunk_tokens=chunk_tokens,
         cache=cache,
+        prompt_cache=prompt_cache,
+        context_tokens=context_tokens,
         stats=stats,
     )
     if on_prompt is not None:
         done = 0 if cache is None else int(cache.get_seq_length())
-        steps = _told(steps, on_prompt, done, len(prompt))
+        steps = _told(steps, on_prompt, None if prompt_cache is not None else (done, len(prompt)))
     pieces = _pieces(_ids(steps), Detokenizer(tokenizer), StopStrings(_stops(stop)), stats)
     return _opened(opening, pieces) if opening else pieces
 

@@ -25,6 +25,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from ktitan.engine.quick_choice import Penalised, QuickChoice, likeliest
 from ktitan.errors import Fault, UnsupportedError
 
 __all__ = ["Sampler", "Sampling"]
@@ -176,8 +177,11 @@ class Sampler:
         self._greedy = sampling.is_greedy
         self._chosen: Counter[int] = Counter()
         self._processors = _processors(sampling, self._chosen)
-        # A dict is an ordered set here: the penalty acts once on a token, however often it stands in the sequence.
-        self._penalised = dict.fromkeys(prompt_ids) if sampling.repetition_penalty != 1 else None
+        penalty = sampling.repetition_penalty
+        self._penalised = None if penalty == 1 else Penalised(penalty, prompt_ids)
+        self._quick = None if self._greedy else QuickChoice(sampling.temperature, sampling.top_k, sampling.top_p)
+        others = (sampling.logit_bias, sampling.presence_penalty, sampling.frequency_penalty)
+        self._can_be_quick = not any(others) and (self._greedy or not sampling.min_p)
         self._generator = torch.Generator()
         if sampling.seed is None:
             self._generator.seed()
@@ -190,13 +194,29 @@ class Sampler:
         Raises:
             UnsupportedError: the logits hold NaN, so weights or the model's arithmetic are broken.
         """
-        seen: Any = torch.tensor([list(self._penalised or ())], dtype=torch.int64, device=logits.device)
-        scores = self._processors(seen, logits.float())
-        token = self._likeliest(scores) if self._greedy else self._draw(scores)
+        uniform = 0.0 if self._greedy else torch.rand((), generator=self._generator, dtype=torch.float64).item()
+        token = self._quickly(logits, uniform)
+        if token is None:
+            token = self._plainly(logits, uniform)
         self._chosen[token] += 1
         if self._penalised is not None:
-            self._penalised[token] = None
+            self._penalised.add(token)
         return token
+
+    def _quickly(self, logits: torch.Tensor, uniform: float) -> int | None:
+        """The token that `_plainly` chooses, where that can be told with less work."""
+        if not self._can_be_quick or logits.device.type != "cpu":
+            return None
+        row = logits[0].detach().float().numpy()
+        if self._penalised is not None:
+            row = self._penalised.applied(row)
+        return likeliest(row) if self._quick is None else self._quick.choose(row, uniform)
+
+    def _plainly(self, logits: torch.Tensor, uniform: float) -> int:
+        """By transformers' processors, then the likeliest or a draw over the whole vocabulary."""
+        ids = [] if self._penalised is None else self._penalised.ids.tolist()
+        scores = self._processors(torch.tensor([ids], dtype=torch.int64, device=logits.device), logits.float())  # type: ignore[arg-type]
+        return self._likeliest(scores) if self._greedy else self._draw(scores, uniform)
 
     @staticmethod
     def _likeliest(scores: torch.Tensor) -> int:
@@ -205,12 +225,12 @@ class Sampler:
             raise _not_a_number()
         return int(best.indices.item())
 
-    def _draw(self, scores: torch.Tensor) -> int:
+    @staticmethod
+    def _draw(scores: torch.Tensor, uniform: float) -> int:
         cumulative = torch.softmax(scores[0].double(), dim=-1).cumsum(dim=-1)
         total = cumulative[-1].item()
         if math.isnan(total):
             raise _not_a_number()
-        uniform = torch.rand((), generator=self._generator, dtype=torch.float64).item()
         # The product may round up to the total, beyond which there is no token.
         point = min(uniform * total, math.nextafter(total, 0))
         # right=True skips tokens of probability zero, whose cumulative value equals their neighbour's.

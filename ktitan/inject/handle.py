@@ -12,6 +12,7 @@ from torch import nn
 
 from ktitan.context import KVAllowance
 from ktitan.errors import UnsupportedError
+from ktitan.fingerprint import fingerprint
 from ktitan.inject.foresee import Foresight
 from ktitan.inject.journal import Journal
 from ktitan.inject.lora import adapter_bytes
@@ -59,7 +60,24 @@ class Handle:
         self._replaced = replaced
         self._originals = originals
         self._left = dict(model.named_modules(remove_duplicate=False))
+        self._program: tuple[Any, int] | None = None
         self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
+
+    @property
+    def program(self) -> Any:
+        """The step program of the whole model: `run(ids [T] int64, cache) -> logits [1, V]`.
+
+        None where there is none, and while the modules do more than they did when it was made: hooks (a recording),
+        an adapter, other weights.
+        """
+        if self._program is None:
+            return None
+        program, state = self._program
+        return program if fingerprint(self._model) == state else None
+
+    @program.setter
+    def program(self, program: Any) -> None:
+        self._program = None if program is None else (program, fingerprint(self._model))
 
     def stats(self) -> dict[str, Any]:
         """What the model holds, and what its streams did; may be called while it runs.
@@ -191,7 +209,8 @@ class Handle:
         """Change the budget of the running model, between two calls of it, from any thread.
 
         Weights that were read stay; the KV cache gets what was planned for it, and streamed weights what is left: those
-        stay that matter most. Where that is too little, the KV cache may hold fewer tokens. No answer changes.
+        stay that matter most. Where that is too little, the KV cache may hold fewer tokens. No answer changes. With a
+        smaller budget prompt caches forget what they keep.
 
         Args:
             budget: as for `optimize_and_load`; tiers that it does not name keep their limits.
@@ -204,6 +223,8 @@ class Handle:
         asked = parse_budget(budget)
         if self.plan.cache is not None and self._store is None:
             raise UnsupportedError("undo() has closed the store of streamed weights", "store", "load the model again")
+        if any((asked.limit(tier) or limit) < limit for tier, limit in self.plan.limits.items()):
+            self.kv_allowance.reclaim()
         with self.kv_allowance.lock:  # no pool grows meanwhile
             least = 0 if self._store is None else self._store.least_bytes
             shares = share_again(self.plan, self._planned_kv, asked, self.kv_allowance.held_bytes, least)
@@ -233,6 +254,8 @@ class Handle:
         self._refuse_changed_tree()
         stock_tensors = {path: self._tensors(path, stock) for path, stock in self._replaced}
         kept = self._loaded_state()
+        self.kv_allowance.reclaim()
+        self._program = None
         journal.roll_back()
         self._store = self._foresight = None
         for path, stock in self._replaced:
@@ -263,7 +286,7 @@ class Handle:
         twin._model, twin._store = copy.deepcopy(self._model, memo), self._store
         twin._profiles = {}
         twin._journal, twin._replaced, twin._originals, twin._left = None, [], None, {}
-        twin._recorder = None
+        twin._recorder = twin._program = None
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -286,6 +309,7 @@ class Handle:
         )
         left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None, "_left": {}}
         left_out["_store"] = left_out["_foresight"] = left_out["_recorder"] = None
+        left_out["_program"] = None
         left_out["_profiles"] = {}
         return {**self.__dict__, **left_out}
 

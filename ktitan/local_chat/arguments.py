@@ -23,6 +23,7 @@ __all__ = [
     "Model",
     "Plugin",
     "Profile",
+    "PromptCacheOff",
     "Ram",
     "RecordTrace",
     "Rules",
@@ -85,7 +86,11 @@ RecordTrace = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="Where modules without a rule compute, e.g. cuda:0.")]
 Context = Annotated[
-    int | None, typer.Option("--context", "-c", min=1, help="Tokens of KV cache to plan for; the server ends there.")
+    int | None,
+    typer.Option("--context", "-c", min=1, help="Tokens of KV cache to plan for; answers end there."),
+]
+PromptCacheOff = Annotated[
+    bool, typer.Option("--no-prompt-cache", help="Read every prompt from its start, also what was read before.")
 ]
 Threads = Annotated[
     int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Threads on the CPU. Also KTITAN_THREADS.")

@@ -21,6 +21,7 @@ from ktitan.local_chat.arguments import (
     Lora,
     Plugin,
     Profile,
+    PromptCacheOff,
     Ram,
     RecordTrace,
     Rules,
@@ -75,6 +76,7 @@ def chat(
     record_trace: RecordTrace = None,
     device: Device = None,
     context: Context = None,
+    no_prompt_cache: PromptCacheOff = False,
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's, where the device is good at it.")] = Dtype.auto,
     lora: Lora = None,
     verify_weights: VerifyWeights = False,
@@ -113,6 +115,8 @@ def chat(
         no_color=no_color,
         stats=stats,
         record_trace=record_trace,
+        context_tokens=context,
+        prompt_cache=not no_prompt_cache,
     )
     code = _run(options, read_prompt(prompt, prompt_file), plugin)
     if code:

@@ -27,6 +27,8 @@ class ChatOptions:
         no_color: plain text on stderr.
         stats: after each answer, say what its streams did.
         record_trace: file for what the routers chose; None: not recorded.
+        context_tokens: most tokens of a conversation with its answer; None: what the model and the KV budget allow.
+        prompt_cache: a turn runs only what the turns before it did not.
     """
 
     model: str
@@ -37,6 +39,8 @@ class ChatOptions:
     no_color: bool = False
     stats: bool = False
     record_trace: Path | None = None
+    context_tokens: int | None = None
+    prompt_cache: bool = True
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:

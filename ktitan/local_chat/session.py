@@ -16,7 +16,7 @@ from ktitan.local_chat.prompt_bar import PromptBar
 from ktitan.local_chat.reader import Reader
 from ktitan.local_chat.streaming import Watch, block, short_text
 
-__all__ = ["Session", "summary_line"]
+__all__ = ["Session", "kept_line", "summary_line"]
 
 HELP = '''\
 /reset         forget the conversation; the system prompt stays
@@ -28,7 +28,7 @@ HELP = '''\
 Ctrl-C         end the answer; what was written of it stays in the conversation'''
 COMMAND = re.compile(r"/[a-z]+(?=\s|$)")
 INTERRUPTED = 130
-ENDS = {"length": "ended at --max-new-tokens", "context": "ended at the model's last position"}
+ENDS = {"length": "ended at --max-new-tokens", "context": "the context is full: /reset, or a larger --context"}
 
 
 class Session:
@@ -39,7 +39,7 @@ class Session:
     """
 
     def __init__(self, model: Any, tokenizer: Any, options: ChatOptions, console: Console) -> None:
-        from ktitan.api import Conversation, GenerationStats
+        from ktitan.api import Conversation, GenerationStats, PromptCache
 
         self._model = model
         self._tokenizer = tokenizer
@@ -49,6 +49,8 @@ class Session:
         self._last, self._total = GenerationStats(), GenerationStats()
         self._watch: Watch | None = None  # of the last answer
         self.conversation = Conversation(system=options.system)
+        # One conversation: what it leaves behind when it goes another way is of no use.
+        self._prompt_cache = PromptCache(model, most_prompts=1) if options.prompt_cache else None
         if not tokenizer.chat_template:
             self._note("the model has no chat template: messages are joined and continued as plain text")
 
@@ -111,7 +113,7 @@ class Session:
         return finished
 
     def _write_answer(self, messages: list[dict[str, Any]], written: list[str], watch: Watch) -> None:
-        from ktitan.api import stream
+        from ktitan.api import context_tokens, stream
 
         def see_prompt(done: int, total: int) -> None:
             watch.see_prompt(done, total)
@@ -126,6 +128,8 @@ class Session:
                     messages,
                     stats=self._last,
                     on_prompt=see_prompt,
+                    prompt_cache=self._prompt_cache,
+                    context_tokens=context_tokens(self._model, self._options.context_tokens),
                     **self._options.stream,
                 )
             ) as pieces,
@@ -189,6 +193,7 @@ class Session:
             self._show_streaming(self._watch)
 
     def _show_streaming(self, watch: Watch) -> None:
+        self._note(kept_line(self._last))
         for line in block(watch, self._last):
             self._note(line)
 
@@ -198,7 +203,14 @@ class Session:
 
 def summary_line(stats: Any) -> str:
     """Tokens and speeds of a `GenerationStats` in one line, and why it ended where that needs saying."""
-    prefill = f"prefill {stats.prompt_tokens} tokens, {stats.prefill_tokens_per_second:.1f} tokens/s"
+    kept = f" (+ {stats.cached_tokens} kept)" if stats.cached_tokens else ""
+    prefill = f"prefill {stats.prompt_tokens} tokens{kept}, {stats.prefill_tokens_per_second:.1f} tokens/s"
     decode = f"decode {stats.new_tokens} tokens, {stats.decode_tokens_per_second:.1f} tokens/s"
     end = ENDS.get(stats.stop_reason)
     return " | ".join(filter(None, (prefill, decode, end)))
+
+
+def kept_line(stats: Any) -> str:
+    """How much of the last prompt was not read again."""
+    total = stats.prompt_tokens + stats.cached_tokens
+    return f"prompt: {stats.cached_tokens} of {total} tokens kept from before, {stats.prompt_tokens} read"

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ktitan.api import PromptCache
 from ktitan.server.errors import ApiError, as_api_error
 from ktitan.server.events import Failed
 from ktitan.server.job import Job, gone
@@ -27,10 +28,17 @@ class Engine:
         queue_limit: jobs that may wait.
         chunk_tokens: tokens of a prompt in one forward pass.
         metrics: where jobs are counted.
+        prompt_cache: keeps what was read for prompts that begin alike; None: every prompt is read from its start.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, queue_limit: int, chunk_tokens: int | None, metrics: Metrics
+        self,
+        model: Any,
+        tokenizer: Any,
+        queue_limit: int,
+        chunk_tokens: int | None,
+        metrics: Metrics,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         self.running: Job | None = None
         self.last_stats: Any = None
@@ -40,6 +48,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
         self._metrics = metrics
+        self.prompt_cache = prompt_cache
         self._mean_seconds = 1.0
         # The executor keeps whatever a job raises for us to look at, so no fault can end the thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ktitan-model")
@@ -112,9 +121,12 @@ class Engine:
             if job.stop_asked.is_set():
                 continue
             self.running, job.started_at = job, time.monotonic()
-            work = loop.run_in_executor(self._thread, run_job, self._model, self._tokenizer, job, self._chunk_tokens)
+            work = loop.run_in_executor(self._thread, self._run, job)
             await asyncio.wait([work])
             self._finish(job, work.exception())
+
+    def _run(self, job: Job) -> None:
+        run_job(self._model, self._tokenizer, job, self._chunk_tokens, self.prompt_cache)
 
     def _finish(self, job: Job, error: BaseException | None) -> None:
         if error is not None:

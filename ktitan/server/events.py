@@ -50,11 +50,13 @@ class Usage:
 
     Attributes:
         prompt_tokens: of each prompt once, however many answers it gets.
+        cached_tokens: those of them whose keys and values were there when its first answer began.
         completion_tokens: handed out by the model, end marks not counted.
         reasoning_tokens: those of them that belong to reasoning.
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
 

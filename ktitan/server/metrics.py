@@ -25,6 +25,9 @@ class Metrics:
         ProcessCollector(registry=registry)
         self._requests = Counter("ktitan_requests", "Requests answered.", ["path", "status"], registry=registry)
         self._tokens = Counter("ktitan_tokens", "Tokens of prompts and answers.", ["kind"], registry=registry)
+        self._cached = Counter(
+            "ktitan_prompt_cached_tokens", "Of the prompts' tokens, those that were not run again.", registry=registry
+        )
         self._jobs = Counter("ktitan_jobs", "Jobs of the model by how they ended.", ["end"], registry=registry)
         self._queued = Histogram("ktitan_queue_seconds", "Time in the queue.", buckets=_SECONDS, registry=registry)
         self._job_seconds = Histogram(
@@ -55,6 +58,7 @@ class Metrics:
         self._queued.observe(queue_seconds)
         self._job_seconds.observe(seconds)
         self._tokens.labels("prompt").inc(job.usage.prompt_tokens)
+        self._cached.inc(job.usage.cached_tokens)
         self._tokens.labels("completion").inc(job.usage.completion_tokens)
         if job.stats is not None:
             self._phases.labels("prefill").inc(job.stats.prefill_seconds)

@@ -29,6 +29,7 @@ class ServerOptions:
         shutdown_seconds: after the first signal, answers that run may take so long.
         context_tokens: longest prompt and answer together; None: what the model and the KV budget allow.
         access_log: one line for each request.
+        prompt_cache: keep what was read, for prompts that begin alike.
 
     Raises:
         UnsupportedError: the combination is not safe or not possible; all faults at once.
@@ -46,6 +47,7 @@ class ServerOptions:
     shutdown_seconds: float = 10.0
     context_tokens: int | None = None
     access_log: bool = False
+    prompt_cache: bool = True
 
     def __post_init__(self) -> None:
         faults = [*self._auth_faults()]

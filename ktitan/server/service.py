@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ktitan.api import encode_text, end_ids
+from ktitan.api import PromptCache, context_tokens, encode_text, end_ids
 from ktitan.server.engine import Engine
 from ktitan.server.errors import ApiError
-from ktitan.server.limits import Context, context_tokens
+from ktitan.server.limits import Context
 from ktitan.server.metrics import Metrics
 from ktitan.server.options import ServerOptions
 from ktitan.server.reasoning import thinks
@@ -54,7 +54,10 @@ class Service:
         self.thinks = thinks(tokenizer)
         self.token_bytes = TokenBytes(tokenizer)
         self.metrics = Metrics()
-        self.engine = Engine(model, tokenizer, options.queue_limit, options.chunk_tokens, self.metrics)
+        self.prompt_cache = PromptCache(model) if options.prompt_cache else None
+        self.engine = Engine(
+            model, tokenizer, options.queue_limit, options.chunk_tokens, self.metrics, self.prompt_cache
+        )
         self.tiers = Tiers(model, self.engine)
         self._names = {self.id, name, *ALIASES}
         # One thread encodes, and encodes once now: a tokenizer drops a stored truncation at its first call, which must
@@ -103,6 +106,10 @@ class Service:
         engine = self.engine
         self.metrics.gauge("ktitan_queue_length", "Requests that wait.", lambda: len(engine.queue))
         self.metrics.gauge("ktitan_running", "Requests that run.", lambda: engine.running is not None)
+        kept = self.prompt_cache
+        if kept is not None:
+            self.metrics.gauge("ktitan_prompt_cache_prompts", "Conversations that are kept.", lambda: len(kept))
+            self.metrics.gauge("ktitan_prompt_cache_bytes", "Bytes of their pages.", lambda: kept.used_bytes)
         self.metrics.tier_gauge("ktitan_tier_used_bytes", "Bytes used.", lambda: self.tiers.column("used_bytes"))
         self.metrics.tier_gauge("ktitan_tier_budget_bytes", "Bytes allowed.", lambda: self.tiers.column("budget_bytes"))
         self.metrics.tier_gauge(

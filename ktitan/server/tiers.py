@@ -60,8 +60,9 @@ class Tiers:
         return {tier: float(value) for tier, value in values.items() if value is not None}
 
     def _tier(self, tier: str, counters: Mapping[str, Any] | None) -> dict[str, Any]:
-        running = self._engine.running
+        running, kept = self._engine.running, self._engine.prompt_cache
         kv_bytes = running.stats.kv_bytes if running and running.stats else 0
+        kv_bytes = max(kv_bytes, 0 if kept is None else kept.allocated_bytes)
         kv = int(kv_bytes * self._kv_shares.get(tier, 0))
         weights = self._weights.get(tier, 0)
         streaming = self._streaming(tier, counters)

@@ -17,6 +17,7 @@ from ktitan.errors import UnsupportedError
 @dataclass
 class Stats:
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     new_tokens: int = 0
     prefill_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
@@ -67,6 +68,8 @@ def pieces(question, messages, on_prompt):
 api = ModuleType("ktitan.api")
 api.locate_model = lambda model, gguf_path=None: model
 api.load, api.stream, api.Conversation, api.GenerationStats = load, stream, Conversation, Stats
+api.PromptCache = lambda model, most_prompts: None
+api.context_tokens = lambda model, asked: asked
 api.format_bytes = lambda size: f"{size} B"
 sys.modules["ktitan.api"] = api
 runpy.run_module("ktitan.local_chat", run_name="__main__", alter_sys=True)
