@@ -168,11 +168,13 @@ class PromptCache:
         """The generation is over; the cache holds `tokens`, and perhaps part of a step beyond them."""
         with self._lock:
             self._loan = None
-            if not tokens or fingerprint(self._model) != self._state:
+            # A step that was interrupted may have left more in some layers; a model that writes none leaves nothing.
+            length = min(len(tokens), _shortest(cache))
+            if not length or fingerprint(self._model) != self._state:
                 cache.release()
                 return
-            cache.crop(len(tokens))
-            self._kept.append(_Kept(torch.tensor(tokens, dtype=torch.int64), cache))
+            cache.crop(length)
+            self._kept.append(_Kept(torch.tensor(tokens[:length], dtype=torch.int64), cache))
 
 
 class Loan:
@@ -202,6 +204,13 @@ class Loan:
         owner, self._owner = self._owner, None
         if owner is not None:
             owner._take_back(self.cache, tokens)
+
+
+def _shortest(cache: KtitanCache) -> int:
+    """Tokens that every layer of a cache of one row holds."""
+    return min(
+        (cache.pool.length(layer, *cache.sequences) for layer in cache.pool.layers() if cache.sequences), default=0
+    )
 
 
 def _common(kept: torch.Tensor, prompt: torch.Tensor) -> int:

@@ -57,7 +57,8 @@ def _run_choice(
                 if job.stop_asked.is_set():
                     return False
                 if isinstance(step, PromptProgress):
-                    job.emit(Prefill(step.done_tokens, step.total_tokens))
+                    if step.done_tokens:  # 0: nothing was kept of it
+                        job.emit(Prefill(step.done_tokens, step.total_tokens))
                 elif delta := answer.push(step):
                     job.emit(delta)
                 if answer.stopped:

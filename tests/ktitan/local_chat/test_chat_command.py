@@ -23,6 +23,8 @@ STREAM = {
     "max_new_tokens": 1000,
     "ignore_eos": False,
     "chunk_tokens": None,
+    "prompt_cache": "keeps 1",
+    "context_tokens": None,
 }
 
 LENGTHS = {"max_new_tokens": 7, "ignore_eos": True, "chunk_tokens": 9, "opening": "<think>\n"}
@@ -46,6 +48,8 @@ def calls(monkeypatch):
     monkeypatch.setattr(ktitan.api, "locate_model", lambda model, gguf_path: model)
     monkeypatch.setattr(ktitan.api, "load", load)
     monkeypatch.setattr(ktitan.api, "stream", stream)
+    monkeypatch.setattr(ktitan.api, "PromptCache", lambda model, most_prompts: f"keeps {most_prompts}")
+    monkeypatch.setattr(ktitan.api, "context_tokens", lambda model, asked: asked)
     return seen
 
 
@@ -59,7 +63,7 @@ def test_defaults(calls):
 def test_every_option_arrives_written_either_way(calls, mark):
     words = "--model-path m --gguf-path g --optimize-config-path r.yaml --max-new-tokens 7 --top-p 0.5 --top-k 3 "
     words += "--min-p 0.1 --temperature 0.2 --repetition-penalty 1.5 --seed 4 --greedy --ignore-eos --vram 2GiB "
-    words += "--chunk-size 9 --force-think --cache policy=lru --kv q8 --stats "
+    words += "--chunk-size 9 --force-think --cache policy=lru --kv q8 --stats --no-prompt-cache "
     words += "--ram 3GiB --budget nvme=1TiB --context 512 --device cuda:1 --dtype float16 --no-color --system s -p hi"
     arguments = [word[:2] + word[2:].replace("-", mark) if word.startswith("--") else word for word in words.split()]
     result = CliRunner().invoke(app, arguments)
@@ -68,7 +72,8 @@ def test_every_option_arrives_written_either_way(calls, mark):
     stream = {"temperature": 0.2, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 4}
     cache = {"cache": "policy=lru", "kv": "q8", "profile": None}
     assert calls["load"] == {**load, "budget": "nvme=1TiB,vram=2GiB,ram=3GiB", "context": 512, **cache}
-    assert calls["stream"] == {**stream, "greedy": True, **LENGTHS}
+    kept = {"prompt_cache": None, "context_tokens": 512}
+    assert calls["stream"] == {**stream, "greedy": True, **LENGTHS, **kept}
     assert calls["messages"][0] == {"role": "system", "content": "s"}
 
 

@@ -67,6 +67,28 @@ def test_answers_go_to_stdout_and_all_else_to_stderr(chat, capsys):
     assert session.conversation.messages()[0] == {"role": "system", "content": "Be brief."}
 
 
+@pytest.mark.parametrize(("kept", "ran"), [(True, [22, 24, 24]), (False, [22, 49, 76])])
+def test_a_turn_runs_only_its_new_tokens(rig, capsys, kept, ran):
+    """22 tokens of template and question a turn, and the end of the answer before, which was not run."""
+    errors, model, passes = io.StringIO(), chain_model(rig), []
+    model.register_forward_pre_hook(lambda _, __, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True)
+    options = ChatOptions("m", stream={"max_new_tokens": 20}, prompt_cache=kept, stats=True)
+    session = Session(model, rig.byte_tokenizer(), options, Console(file=errors, soft_wrap=True, width=999))
+    assert session.run(Script("abc", "def", "/stats", "ghi")) == 0
+    assert capsys.readouterr().out == "ok!\n" * 3
+    assert [tokens for tokens in passes if tokens > 1] == ran
+    assert ("tokens kept from before" in errors.getvalue()) and (("kept), " in errors.getvalue()) == kept)
+
+
+def test_the_context_ends_an_answer_and_refuses_what_does_not_fit(rig, capsys):
+    errors = io.StringIO()
+    options = ChatOptions("m", context_tokens=39)
+    session = Session(chain_model(rig), rig.byte_tokenizer(), options, Console(file=errors, soft_wrap=True, width=999))
+    assert session.run(Script("a" * 18, "a" * 99)) == 0
+    assert capsys.readouterr().out == "ok\n"
+    assert "the context is full" in errors.getvalue() and "there is room for 39" in errors.getvalue()
+
+
 def test_interrupted_answer_stays_as_far_as_it_was_written(chat, capsys):
     session, errors = chat
     hook = interrupt_at(session._model, 3)

@@ -236,13 +236,28 @@ def test_an_answer_does_not_depend_on_those_before_it(rig):
 
     def ask(client, prompt):
         answer = client.complete(prompt, **options).json
-        return answer["choices"], answer["usage"]
+        (choice,), cached = answer["choices"], answer["usage"].pop("prompt_tokens_details")["cached_tokens"]
+        logprobs = choice["logprobs"]["token_logprobs"]
+        return (choice["text"], answer["usage"]), logprobs, cached
 
+    with serving(model, tokenizer) as client, serving(model, tokenizer, prompt_cache=False) as forgetful:
+        for prompt, expected in zip(runs, (0, 29, 30, 28, 0, 29), strict=True):
+            (warm, near, cached), (cold, logprobs, none) = ask(client, prompt), ask(forgetful, prompt)
+            assert (warm, cached, none) == (cold, expected, 0)
+            assert near == pytest.approx(logprobs, abs=1e-4)  # torch rounds otherwise for other numbers of tokens
+        text = client.get("/metrics").text
+        assert "ktitan_prompt_cached_tokens_total 116.0" in text
+        assert "ktitan_prompt_cache_prompts 2.0" in text
+
+
+def test_several_answers_read_their_prompt_once(rig):
+    model, tokenizer = rig.random_model(random.randrange(10**6), eos_token_id=None), rig.byte_tokenizer(None)
+    ran = []
+    model.register_forward_pre_hook(lambda _, __, given: ran.append(given["input_ids"].shape[1]), with_kwargs=True)
     with serving(model, tokenizer) as client:
-        warm = [ask(client, prompt) for prompt in runs]
-    for prompt, answer in zip(runs, warm, strict=True):
-        with serving(model, tokenizer) as client:
-            assert ask(client, prompt) == answer
+        usage = client.complete("x" * 50, max_tokens=5, n=3, seed=1, temperature=1).json["usage"]
+        assert (usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]) == (0, 50)
+        assert [tokens for tokens in ran if tokens > 1] == [50]
 
 
 def test_end_marks_of_config_and_tokenizer_add_up(rig):

@@ -34,7 +34,7 @@ def test_hits_are_of_ram_and_reads_of_the_drive(model, monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(streaming.time, "monotonic", lambda: clock.now)
     queue = type("Queue", (list,), {"limit": 8})()
-    shown = Tiers(model[0], SimpleNamespace(running=None, last_stats=None, queue=queue))
+    shown = Tiers(model[0], SimpleNamespace(running=None, last_stats=None, queue=queue, prompt_cache=None))
     first = shown.report()["tiers"]
     assert (first["ram"]["hits"], first["ram"]["misses"], first["nvme"]["read_bytes_per_second"]) == (0, 0, None)
     list(ktitan.stream(*model, "abab", max_new_tokens=4, greedy=True, ignore_eos=True))
