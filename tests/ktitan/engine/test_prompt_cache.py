@@ -71,7 +71,7 @@ def test_the_same_prompt_runs_one_token(model):
 
 def test_many_conversations_that_share_their_beginning(model):
     kept, system = PromptCache(model), ids(100)
-    talks = [[*system, *ids(90)] for _ in range(4)]
+    talks = [[*system, number, *ids(89)] for number in range(4)]
     for number, talk in enumerate(talks):
         said, ran = answer(model, talk, kept)
         assert ran == (90 if number else 190)
@@ -151,11 +151,11 @@ def test_a_step_that_ends_in_the_middle_of_the_layers_leaves_the_steps_before(mo
 def test_kept_prompts_make_room(model):
     limited(model, 6)
     kept = PromptCache(model)
-    talks = [ids(2 * PAGE) for _ in range(3)]
+    talks = [[number, *ids(2 * PAGE - 1)] for number in range(3)]
     for talk in talks:
         assert answer(model, talk, kept, count=1)[1] == 2 * PAGE
     assert answer(model, talks[0], kept, count=1)[1] == 1  # now the last used
-    long = ids(4 * PAGE - 2)
+    long = [3, *ids(4 * PAGE - 3)]
     assert answer(model, long, kept, count=3)[0] == answer(model, long, count=3)[0]
     assert len(kept) == 2
     assert answer(model, talks[0], kept, count=1)[1] == 1
@@ -179,7 +179,7 @@ def test_all_of_the_budget_is_there_for_one_prompt(model):
 def test_a_prompt_that_grows_past_the_budget_ends_as_it_does_without(model):
     limited(model, 3)
     kept, prompt = PromptCache(model), ids(PAGE)
-    answer(model, ids(PAGE), kept, count=1)
+    answer(model, [(prompt[0] + 1) % 256] * PAGE, kept, count=1)
     ends = []
     for prompt_cache in (None, kept):
         made = []
