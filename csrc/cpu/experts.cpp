@@ -1,7 +1,8 @@
 // kt_experts: the routed experts of a layer, all in memory.
+#include "experts.h"
+
 #include "detect.h"
 #include "expert_pass.h"
-#include "threads.h"
 
 namespace {
 
@@ -19,9 +20,8 @@ const uint8_t *expert_of(const kt_matrix *stack, const kt_matrix &one, int64_t e
 
 }  // namespace
 
-int32_t kt_experts(const kt_bank *bank, const void *hidden, int32_t dtype, int64_t tokens, const int64_t *index,
-                   int64_t slots, const float *weights, int32_t arithmetic, void *out) {
-    const Call call;
+int32_t kt_run_experts(const Call &call, const kt_bank *bank, const void *hidden, int32_t dtype, int64_t tokens,
+                       const int64_t *index, int64_t slots, const float *weights, int32_t arithmetic, void *out) {
     const kt_unit *unit = kt_active_unit();
     kt_matrix gate = {}, up = {}, down = {};
     const bool whole = one_of(*bank->up, bank->experts, up) && one_of(*bank->down, bank->experts, down) &&
@@ -61,4 +61,10 @@ int32_t kt_experts(const kt_bank *bank, const void *hidden, int32_t dtype, int64
         pass.finish();
     }
     return KT_OK;
+}
+
+int32_t kt_experts(const kt_bank *bank, const void *hidden, int32_t dtype, int64_t tokens, const int64_t *index,
+                   int64_t slots, const float *weights, int32_t arithmetic, void *out) {
+    const Call call;
+    return kt_run_experts(call, bank, hidden, dtype, tokens, index, slots, weights, arithmetic, out);
 }

@@ -152,8 +152,7 @@ int32_t kt_linear(const kt_matrix *weights, const void *x, int32_t dtype, int64_
     return kt_multiply(call, weights, x, dtype, count, bias, arithmetic, out);
 }
 
-int32_t kt_rows(const kt_matrix *weights, const int64_t *ids, int64_t count, float *out) {
-    const Call call;
+int32_t kt_look_up(const Call &, const kt_matrix *weights, const int64_t *ids, int64_t count, float *out) {
     const kt_unit *unit = kt_active_unit();
     if (kt_form(*unit, weights->type, KT_FLOAT32) == FORMS) return KT_NO_KERNEL;
     if (!kt_sound(*weights) || !kt_counts(count)) return KT_WRONG_SIZE;
@@ -163,4 +162,9 @@ int32_t kt_rows(const kt_matrix *weights, const int64_t *ids, int64_t count, flo
     Table table = {unit, weights, ids, count, most(1, FILL_NUMBERS / weights->columns), out};
     kt_run(rows_item, &table, ceil_div(count, table.per_item));
     return KT_OK;
+}
+
+int32_t kt_rows(const kt_matrix *weights, const int64_t *ids, int64_t count, float *out) {
+    const Call call;
+    return kt_look_up(call, weights, ids, count, out);
 }

@@ -163,10 +163,36 @@ enum kt_op_kind {
     KT_OP_STREAM_EXPERTS,// what: kt_stream_bank
     KT_OP_FORESEE,       // what: kt_foresee, in0 its input
     KT_OP_LAST,          // out = the last token of each sequence of in0: rows of a buffer of `by sequence` size
+    KT_OP_ORDER,         // out column i = in0 column order[i] (what: int64_t [width])
     KT_OP_KINDS
 };
 
-// Operands are numbers of buffers; -1: none.
+struct kt_store;
+struct kt_extent;
+struct kt_predictor;
+
+// Arguments of kt_stream_linear: shape.data is null, `place` is where the weights begin in the record.
+struct kt_stream_dense {
+    kt_store *store;
+    int64_t record, place;
+    kt_matrix shape;
+};
+
+// Arguments of kt_stream_rows.
+struct kt_stream_table {
+    kt_store *store;
+    const kt_extent *extents;
+    int64_t extent_count;
+    kt_matrix shape;
+};
+
+// Arguments of kt_store_foresee.
+struct kt_foresee {
+    kt_store *store;
+    const kt_predictor *predictor;
+};
+
+// Operands are numbers of buffers; -1: none. All of an operation have as many rows, but for KT_OP_LAST.
 struct kt_op {
     int32_t kind;
     int32_t in[3];
@@ -188,7 +214,8 @@ struct kt_buffer {
 struct kt_program {
     const kt_op *ops;
     const kt_buffer *buffers;
-    int64_t op_count, buffer_count;
+    const int64_t *table_widths;  // of the tables of positions
+    int64_t op_count, buffer_count, table_count;
 };
 
 // One pass: tokens[i] tokens of sequences[i], packed in one row.
@@ -198,10 +225,14 @@ struct kt_step {
     const int64_t *tokens;     // [count]
     int64_t count, total;
     kt_pool *pool;
-    const float *const *tables;  // of positions, by number: [total, turned] as kt_rotate takes them
+    const float *const *tables;  // of positions, by number: [total, width] as kt_rotate takes them
     void *const *buffers;        // [buffer_count], each with room for total (or count) rows
 };
 
-// Run ops [first, last) of a program. The pool has room for the step already. KT_OK, or the status of the op that failed,
+// Whether every operation names buffers that are there, of widths that fit what it does with them: KT_OK, or KT_WRONG_SIZE
+// or KT_NO_KERNEL with the number of the first wrong operation. Once, before the first run; runs rely on it.
+KT_API int32_t kt_program_check(const kt_program *program, int64_t *failed);
+
+// Run ops [first, last) of a checked program. The pool has room for the step already. KT_OK, or the status of the op that failed,
 // whose number is written to *failed: the buffers are void then, and what was appended is for the caller to crop.
 KT_API int32_t kt_program_run(const kt_program *program, const kt_step *step, int64_t first, int64_t last, int64_t *failed);

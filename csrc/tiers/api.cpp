@@ -5,6 +5,7 @@
 
 #include "../cpu/threads.h"
 #include "store.h"
+#include "stream.h"
 
 int32_t kt_store_open(const kt_store_spec *spec, kt_store **made) {
     const Call call;
@@ -47,12 +48,17 @@ void kt_store_drop(kt_store *store) {
     store->store.drop();
 }
 
-int32_t kt_store_foresee(kt_store *store, const kt_predictor *predictor, const void *hidden, int32_t dtype, int64_t tokens) {
-    const Call call;
-    if (!store->store.looks_ahead(true, tokens)) return KT_OK;
+void kt_look_ahead(const Call &, kt_store *store, const kt_predictor *predictor, const void *hidden, int32_t dtype,
+                   int64_t tokens) {
+    if (!store->store.looks_ahead(true, tokens)) return;
     store->store.progress(false);
     store->store.foresee(*predictor, hidden, dtype, tokens);
     store->store.at_rest();
+}
+
+int32_t kt_store_foresee(kt_store *store, const kt_predictor *predictor, const void *hidden, int32_t dtype, int64_t tokens) {
+    const Call call;
+    kt_look_ahead(call, store, predictor, hidden, dtype, tokens);
     return KT_OK;
 }
 

@@ -1,4 +1,6 @@
 // kt_stream_linear and kt_stream_rows: dense layers and tables out of a store.
+#include "stream.h"
+
 #include "../cpu/detect.h"
 #include "../cpu/linear.h"
 #include "../cpu/product.h"
@@ -23,9 +25,9 @@ int64_t first_of(const int64_t *ids, int64_t i) {
 
 }  // namespace
 
-int32_t kt_stream_linear(kt_store *handle, int64_t record, int64_t place, const kt_matrix *shape, const void *x,
-                         int32_t dtype, int64_t count, const float *bias, int32_t arithmetic, void *out) {
-    const Call call;
+int32_t kt_stream_multiply(const Call &call, kt_store *handle, int64_t record, int64_t place, const kt_matrix *shape,
+                           const void *x, int32_t dtype, int64_t count, const float *bias, int32_t arithmetic,
+                           void *out) {
     Store &store = handle->store;
     if (!store.known(record, false) || place < 0) return KT_WRONG_SIZE;
     const uint8_t *base = store.demand(record);
@@ -39,9 +41,8 @@ int32_t kt_stream_linear(kt_store *handle, int64_t record, int64_t place, const 
     return status;
 }
 
-int32_t kt_stream_rows(kt_store *handle, const kt_extent *extents, int64_t extent_count, const kt_matrix *shape,
-                       const int64_t *ids, int64_t count, float *out) {
-    const Call call;
+int32_t kt_stream_look_up(const Call &, kt_store *handle, const kt_extent *extents, int64_t extent_count,
+                          const kt_matrix *shape, const int64_t *ids, int64_t count, float *out) {
     Store &store = handle->store;
     const kt_unit *unit = kt_active_unit();
     if (kt_form(*unit, shape->type, KT_FLOAT32) == FORMS) return KT_NO_KERNEL;
@@ -68,4 +69,16 @@ int32_t kt_stream_rows(kt_store *handle, const kt_extent *extents, int64_t exten
         }
     }
     return KT_OK;
+}
+
+int32_t kt_stream_linear(kt_store *store, int64_t record, int64_t place, const kt_matrix *shape, const void *x,
+                         int32_t dtype, int64_t count, const float *bias, int32_t arithmetic, void *out) {
+    const Call call;
+    return kt_stream_multiply(call, store, record, place, shape, x, dtype, count, bias, arithmetic, out);
+}
+
+int32_t kt_stream_rows(kt_store *store, const kt_extent *extents, int64_t extent_count, const kt_matrix *shape,
+                       const int64_t *ids, int64_t count, float *out) {
+    const Call call;
+    return kt_stream_look_up(call, store, extents, extent_count, shape, ids, count, out);
 }

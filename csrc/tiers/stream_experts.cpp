@@ -1,8 +1,9 @@
 // kt_stream_experts: the experts of a layer out of a store. What is resident is computed while the drive brings the rest, and
 // each expert as soon as it is there; the order changes no bit (csrc/cpu/expert_pass.h).
+#include "stream.h"
+
 #include "../cpu/detect.h"
 #include "../cpu/expert_pass.h"
-#include "../cpu/threads.h"
 #include "store.h"
 
 namespace {
@@ -211,9 +212,9 @@ ExpertLayer layer_of(const kt_stream_bank &bank, const kt_unit *unit, int32_t ar
 
 }  // namespace
 
-int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_t dtype, int64_t tokens,
-                          const int64_t *index, int64_t slots, const float *weights, int32_t arithmetic, void *out) {
-    const Call call;
+int32_t kt_stream_run_experts(const Call &call, const kt_stream_bank *bank, const void *hidden, int32_t dtype,
+                              int64_t tokens, const int64_t *index, int64_t slots, const float *weights,
+                              int32_t arithmetic, void *out) {
     ExpertLayer layer = layer_of(*bank, kt_active_unit(), arithmetic);
     layer.hidden = {hidden, dtype, bank->hidden};
     layer.index = index;
@@ -241,4 +242,10 @@ int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_
         pass.finish();
     }
     return KT_OK;
+}
+
+int32_t kt_stream_experts(const kt_stream_bank *bank, const void *hidden, int32_t dtype, int64_t tokens,
+                          const int64_t *index, int64_t slots, const float *weights, int32_t arithmetic, void *out) {
+    const Call call;
+    return kt_stream_run_experts(call, bank, hidden, dtype, tokens, index, slots, weights, arithmetic, out);
 }

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ktitan.inject.phases import PhaseSwitch
-from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, shell_of
+from ktitan.shells import PROBE_FAULTS, Call, StandIn, shell_of
 from ktitan.operator import Operator, probing
 
 __all__ = ["DecoderLayer", "Feed", "decoder_layers", "expert_count", "read_feed", "stock_block"]

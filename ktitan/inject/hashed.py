@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ktitan.inject.decoder import decoder_layers, expert_count, stock_block
-from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
+from ktitan.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 from ktitan.operator import probing
 
 __all__ = ["tables_of"]

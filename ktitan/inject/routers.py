@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ktitan.inject.decoder import expert_count, stock_block
-from ktitan.inject.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
+from ktitan.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 from ktitan.operator import Operator, probing
 from ktitan.tiers.routing import Router, RouterForm
 

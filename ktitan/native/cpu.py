@@ -13,7 +13,7 @@ from ktitan.native.bank import ACTIVATIONS, ExpertBank
 from ktitan.native.library import ISAS, set_threads
 from ktitan.native.matrix import FLOAT_FORMATS, PackedMatrix
 
-__all__ = ["ARITHMETIC", "CpuBackend", "MatrixStruct"]
+__all__ = ["ARITHMETIC", "BankStruct", "CpuBackend", "MatrixStruct"]
 
 # enum kt_status and enum kt_arithmetic of csrc/cpu/ktitan_cpu.h.
 _OK, _NO_MEMORY, _OUT_OF_RANGE = range(3)
@@ -32,7 +32,7 @@ class MatrixStruct(ctypes.Structure):
     )
 
 
-class _Bank(ctypes.Structure):
+class BankStruct(ctypes.Structure):
     """kt_bank of csrc/cpu/ktitan_cpu.h."""
 
     _fields_ = (
@@ -56,7 +56,7 @@ class CpuBackend:
         self._library = handle
         # What the library reads about a matrix or bank; made once, and gone with it.
         self._matrices: WeakKeyDictionary[PackedMatrix, MatrixStruct] = WeakKeyDictionary()
-        self._banks: WeakKeyDictionary[ExpertBank, _Bank] = WeakKeyDictionary()
+        self._banks: WeakKeyDictionary[ExpertBank, BankStruct] = WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -128,10 +128,10 @@ class CpuBackend:
             known = self._matrices.setdefault(matrix, known)
         return known
 
-    def _bank(self, bank: ExpertBank) -> _Bank:
+    def _bank(self, bank: ExpertBank) -> BankStruct:
         known = self._banks.get(bank)
         if known is None:
-            known = _Bank(
+            known = BankStruct(
                 None if bank.gate is None else ctypes.addressof(self._matrix(bank.gate)),
                 ctypes.addressof(self._matrix(bank.up)),
                 ctypes.addressof(self._matrix(bank.down)),
