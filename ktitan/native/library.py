@@ -87,6 +87,8 @@ _SIGNATURES = {
     "kt_heads_product": "pqpqp",
     "kt_route": "ppqppp",
     "kt_gate": "ppqqp",
+    "kt_program_check": "pp",
+    "kt_program_run": "ppqqp",
 }
 # What is not an int32 of enum kt_status, or nothing.
 _RESULTS = {

@@ -14,6 +14,7 @@ from ktitan.native.attention import Attention, Rotation
 from ktitan.native.bank import ACTIVATIONS, ExpertBank
 from ktitan.native.cpu import BankStruct, MatrixStruct
 from ktitan.native.matrix import PackedMatrix
+from ktitan.native.norms import norm_struct
 from ktitan.native.predict import Predictor
 from ktitan.native.routing import Router
 from ktitan.native.store import NativeStore
@@ -68,17 +69,6 @@ class StepStruct(ctypes.Structure):
         ("pool", ctypes.c_void_p),
         ("tables", ctypes.c_void_p),
         ("buffers", ctypes.c_void_p),
-    )
-
-
-class _NormStruct(ctypes.Structure):
-    """kt_norm."""
-
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("width", ctypes.c_int64),
-        ("eps", ctypes.c_float),
-        ("unit_offset", ctypes.c_int32),
     )
 
 
@@ -207,9 +197,8 @@ def _(what: Foreseen) -> What:
 
 @what_of.register
 def _(what: Norm) -> What:
-    weight = what.weight
-    struct = _NormStruct(None if weight is None else weight.data_ptr(), what.width, what.eps, int(what.unit_offset))
-    return _over(struct, what)
+    weight = None if what.weight is None else what.weight.detach()
+    return _over(norm_struct(weight, what.width, what.eps, what.unit_offset), what)
 
 
 @what_of.register

@@ -11,9 +11,21 @@ from torch import nn
 from ktitan.errors import UnsupportedError
 from ktitan.program.traced import Called, Tracing
 
-__all__ = ["ModelTrace"]
+__all__ = ["ModelTrace", "cache_options"]
 
 _CACHE_KEYWORDS = ("cache", "past_key_values")  # the second before transformers 5.24
+
+
+def cache_options(model: Any, first: int, tokens: int, cache: Any) -> dict[str, Any]:
+    """What a model's forward gets beside ids for `tokens` tokens from position `first` on, under this version's names."""
+    takes = inspect.signature(model.forward).parameters
+    keyword = next((name for name in _CACHE_KEYWORDS if name in takes), None)
+    options: dict[str, Any] = {} if keyword is None else {keyword: cache, "use_cache": True}
+    if "logits_to_keep" in takes:
+        options["logits_to_keep"] = 1
+    if "position_ids" in takes:
+        options["position_ids"] = torch.arange(first, first + tokens)[None]
+    return options
 
 
 class ModelTrace:
@@ -39,7 +51,6 @@ class ModelTrace:
         self.number_of = {f"{lists[0]}.{number}": number for number in range(count)}
         parents = lists[0].split(".")[:-1]
         self._open = frozenset(".".join(parents[: depth + 1]) for depth in range(len(parents)))
-        self._parameters = inspect.signature(model.forward).parameters
 
     @property
     def around(self) -> list[nn.Module]:
@@ -50,12 +61,7 @@ class ModelTrace:
         """The calls of a forward of ids [T] at positions from `first` on, and the logits that it makes of the answers."""
         tracing = Tracing(answer or _nothing)
         shell: Any = tracing.shell(self.model, self._open)
-        keyword = next((name for name in _CACHE_KEYWORDS if name in self._parameters), None)
-        options: dict[str, Any] = {} if keyword is None else {keyword: cache, "use_cache": True}
-        if "logits_to_keep" in self._parameters:
-            options["logits_to_keep"] = 1
-        if "position_ids" in self._parameters:
-            options["position_ids"] = torch.arange(first, first + len(ids))[None]
+        options = cache_options(self.model, first, len(ids), cache)
         with torch.no_grad():
             logits: torch.Tensor = shell(input_ids=ids[None], **options).logits
         return tracing.calls, logits

@@ -1,0 +1,217 @@
+"""A program that runs: its memory, its native parts, and the modules that are called between them."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ktitan.context import step
+from ktitan.errors import UnsupportedError
+from ktitan.native.program import NativeProgram, Operation, Step
+from ktitan.program.draft import Call
+from ktitan.program.memory import Placed, place
+from ktitan.program.model import Drafted
+from ktitan.program.text import program_text
+from ktitan.program.traced import Called, arguments_of, tensors_in
+from ktitan.program.watch import Watch
+
+__all__ = ["StepProgram"]
+
+# Memory of longer steps is given back at the first step of one token.
+_KEPT_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Operations [first, last) of the native program, or a call."""
+
+    first: int
+    last: int
+    call: Call | None = None
+
+
+class StepProgram:
+    """Steps of one sequence by an injected model.
+
+    Args:
+        drafted: the program.
+
+    Attributes:
+        reasons: why modules are called in Python, by path.
+    """
+
+    def __init__(self, drafted: Drafted) -> None:
+        self._drafted = drafted
+        self._logits = drafted.logits
+        self._placed: Placed = place(drafted.draft, drafted.logits.buffer)
+        self._parts = _parts(self._placed)
+        operations = [item for item in self._placed.items if isinstance(item, Operation)]
+        self.native = NativeProgram(operations, drafted.draft.values, drafted.tables.widths)
+        self._step = Step(self.native)
+        self._slots: list[torch.Tensor] = []
+        self._room = 0
+        self._pool: Any = None  # a weak reference to the pool that knows the layers
+        self._watch = Watch(drafted.trace.model)
+        calls = [item for item in self._placed.items if isinstance(item, Call)]
+        self._asks = any(call.extra is not None and call.extra.layer is not None for call in calls)
+        self.reasons = {call.path: call.reason for call in calls}
+
+    @property
+    def lowered(self) -> int:
+        """Modules that are operations."""
+        return len(self._drafted.builder.lowered)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model still has the modules and hooks that the program was made of."""
+        return self._watch.is_unchanged()
+
+    def text(self) -> str:
+        """One line an operation: path, kind, values with their widths, format."""
+        return program_text(self._placed, self._drafted.draft.values, self._logits.buffer)
+
+    def workspace_bytes(self, tokens: int) -> int:
+        """Memory for the values of a step of so many tokens."""
+        return sum(
+            (8 if slot.is_index else 4) * slot.width * (1 if slot.by_sequence else tokens) for slot in self._placed.slots
+        )
+
+    @torch.inference_mode()
+    def run(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        """ids int64 [T], T from 1 on -> the logits [1, V] after the last of them, float32.
+
+        Args:
+            ids: the next tokens.
+            cache: a `KtitanCache` of one row, or empty, on a `NativeKVPool`; it holds the T tokens afterwards.
+
+        Raises:
+            BudgetError, UnsupportedError, IoError, HardwareError: as the model's own forward; the cache is as it was.
+        """
+        ids = self._checked(ids, cache)
+        tokens, start = len(ids), int(cache.get_seq_length())
+        self._declare(cache.pool)
+        context = cache.step_context(tokens)
+        try:
+            return self._run(ids, start, cache, context)
+        except BaseException:
+            if start:
+                cache.crop(start)
+            else:
+                cache.reset()
+            raise
+
+    def _run(self, ids: torch.Tensor, start: int, cache: Any, context: Any) -> torch.Tensor:
+        tokens = len(ids)
+        self._make_room(tokens)
+        for number, address in enumerate(self._drafted.tables.addresses(start, start + tokens)):
+            self._step.place_table(number, address)
+        logits = torch.empty((1, self._logits.width))
+        self._step.place_buffer(self._logits.buffer, logits.data_ptr())
+        self._step.set(ids, cache.sequences[0], cache.pool.native.address)
+        asked = self._layer_calls(ids, start, cache) if self._asks else {}
+        with ExitStack() as stack:
+            self.native.open(stack)
+            if len(self._parts) > 1:
+                stack.enter_context(step(context))
+            for part in self._parts:
+                if part.call is None:
+                    self.native.run(self._step, part.first, part.last)
+                else:
+                    self._call(part.call, ids, asked, logits)
+        return logits
+
+    def _checked(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        if ids.dim() != 1 or not len(ids) or ids.dtype is not torch.int64 or not ids.is_cpu:
+            raise UnsupportedError(
+                f"ids are {ids.dtype} {list(ids.shape)} on {ids.device}", "ids", "give int64 [T] on the CPU"
+            )
+        if getattr(cache.pool, "native", None) is None:
+            raise UnsupportedError(
+                f"a program writes to native pages, the cache has a {type(cache.pool).__name__}",
+                "cache",
+                "make it with ktitan.new_cache(model)",
+            )
+        if len(cache.sequences) > 1:
+            raise UnsupportedError(
+                f"the cache has {len(cache.sequences)} rows", "cache", "call the model for batches"
+            )
+        return ids.contiguous()
+
+    def _declare(self, pool: Any) -> None:
+        if self._pool is None or self._pool() is not pool:
+            for layer, spec in self._drafted.builder.specs.items():
+                pool.declare(layer, spec)
+            self._pool = weakref.ref(pool)
+
+    def _make_room(self, tokens: int) -> None:
+        if tokens <= self._room and not (tokens == 1 and self._room > _KEPT_TOKENS):
+            return
+        self._slots = []
+        self._slots = [
+            torch.empty(
+                slot.width * (1 if slot.by_sequence else tokens), dtype=torch.int64 if slot.is_index else torch.float32
+            )
+            for slot in self._placed.slots
+        ]
+        self._room = tokens
+        for value, slot in enumerate(self._placed.slot_of):
+            if slot >= 0:
+                self._step.place_buffer(value, self._slots[slot].data_ptr())
+
+    def _layer_calls(self, ids: torch.Tensor, start: int, cache: Any) -> dict[int, Called]:
+        """How the stock model would call its layers in this step."""
+        trace = self._drafted.trace
+        return trace.layer_calls(trace.run(ids, start, cache)[0])
+
+    def _view(self, value: int, tokens: int, logits: torch.Tensor) -> torch.Tensor:
+        """[rows, width] of a value."""
+        buffer = self._drafted.draft.values[value]
+        if value == self._logits.buffer:
+            return logits
+        rows = 1 if buffer.by_sequence else tokens
+        return self._slots[self._placed.slot_of[value]][: rows * buffer.width].view(rows, buffer.width)
+
+    def _call(self, call: Call, ids: torch.Tensor, asked: dict[int, Called], logits: torch.Tensor) -> None:
+        views = [self._view(value, len(ids), logits) for value in call.inputs]
+        inputs = views if len(views) > 1 else [one[None] for one in views or [ids]]
+        returned = call.module(*inputs, **_further(call, asked))
+        made = next(tensors_in(returned), None)
+        out = self._view(call.output, len(ids), logits)
+        if made is None or made.numel() != out.numel() or not made.is_floating_point():
+            found = type(returned).__name__ if made is None else f"{made.dtype} {list(made.shape)}"
+            raise UnsupportedError(
+                f"the module returned {found} in place of {list(out.shape)}", call.path, "check the module"
+            )
+        out.copy_(made.reshape(out.shape))
+
+
+def _further(call: Call, asked: dict[int, Called]) -> dict[str, Any]:
+    extra = call.extra
+    if extra is None:
+        return {}
+    if extra.layer is None:
+        return dict(extra.constant)
+    layer = asked[extra.layer]
+    names = arguments_of(layer.module, layer.args, layer.kwargs)
+    return {**extra.constant, **{mine: names[theirs] for mine, theirs in extra.shared.items()}}
+
+
+def _parts(placed: Placed) -> list[_Part]:
+    """Native stretches and the calls between them; operations are numbered without the calls."""
+    parts: list[_Part] = []
+    first = at = 0
+    for item in placed.items:
+        if isinstance(item, Operation):
+            at += 1
+            continue
+        if at > first:
+            parts.append(_Part(first, at))
+        parts.append(_Part(at, at, item))
+        first = at
+    if at > first:
+        parts.append(_Part(first, at))
+    return parts
