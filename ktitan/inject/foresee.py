@@ -146,6 +146,11 @@ class _Foresee:
         if hidden.shape[-1] == self.predictor.hidden and 0 < tokens <= MOST_FORESEEN_TOKENS and hidden.is_cpu:
             self.store.foresee(self.predictor, hidden.reshape(tokens, -1))
 
+    def lower(self, builder: Any, x: Any) -> None:
+        """The same in a program: x [T, H]."""
+        if x.width == self.predictor.hidden:
+            builder.foresee(x, self.store.native, self.predictor)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Foresee:
         return self
 

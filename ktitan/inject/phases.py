@@ -88,6 +88,9 @@ class Phases:
         if isinstance(tokens, torch.Tensor) and tokens.dim() >= 2:
             self._phase.set(Phase.PREFILL if tokens.shape[1] > 1 else Phase.DECODE)
 
+    def lower(self, builder: Any, *inputs: Any) -> None:
+        """Nothing: in a program the step tells the phase."""
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Phases:
         return self
 

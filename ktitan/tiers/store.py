@@ -77,6 +77,11 @@ class TierStore:
         self._opened_at = 0.0  # by time.monotonic
 
     @property
+    def native(self) -> NativeStore:
+        """The native store, for programs."""
+        return self._native
+
+    @property
     def need(self) -> CacheNeed:
         """What the records entered so far need."""
         pooled, dense, rows = self._sizes()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ktitan.errors import UnsupportedError
 from ktitan.native import PackedMatrix, embedding
 from ktitan.operator import MemoryNeed, ModuleWeights, Operator, OperatorConfig, OperatorContext
 from ktitan.operators.embedding.torch import TorchEmbedding, embedding_scale
 from ktitan.operators.linear.cpu import CpuLinearConfig
 from ktitan.operators.packed import PackedState, layout_reason, packed_need, read_matrix, rows_reason
 from ktitan.registry import register_operator
+
+if TYPE_CHECKING:
+    from ktitan.lowering import Builder, Value
 
 __all__ = ["CpuEmbedding"]
 
@@ -68,6 +72,24 @@ class CpuEmbedding(PackedState, Operator):
         """
         rows = embedding(input, self.matrix, self.dtype)
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
+
+    def lower(self, builder: Builder) -> Value:  # type: ignore[override]
+        """The step's ids -> [T, H].
+
+        Raises:
+            UnsupportedError: rows come in another dtype than float32.
+        """
+        self.check_float32()
+        return builder.rows(self.matrix, 1.0 if self.scale is None else self.scale)
+
+    def check_float32(self) -> None:
+        """Raise where a program cannot hold the rows.
+
+        Raises:
+            UnsupportedError: they come in another dtype than float32.
+        """
+        if self.dtype is not torch.float32:
+            raise UnsupportedError(f"its rows are {self.dtype}", self.path, "load the model in float32")
 
     def held(self) -> tuple[PackedMatrix, ...]:
         """The matrix, once it is loaded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from ktitan.operators.embedding.cpu import CpuEmbedding
 from ktitan.operators.linear.cpu import CpuLinearConfig
 from ktitan.operators.streamed import NO_RECORD, Entered, no_library, shape_of, store_of
 from ktitan.registry import register_operator
+
+if TYPE_CHECKING:
+    from ktitan.lowering import Builder, Value
 
 __all__ = ["StreamedEmbedding"]
 
@@ -46,6 +49,11 @@ class StreamedEmbedding(CpuEmbedding):
         """
         rows = stream_rows(input, self.entered.handle, self.dtype)
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
+
+    def lower(self, builder: Builder) -> Value:  # type: ignore[override]
+        """The step's ids -> [T, H]; raises as `embedding.cpu`."""
+        self.check_float32()
+        return builder.rows(self.entered.handle, 1.0 if self.scale is None else self.scale)
 
     def held(self) -> tuple[Any, ...]:
         """Nothing: buffers belong to the store."""

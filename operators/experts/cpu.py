@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from ktitan.errors import UnsupportedError
+from ktitan.lowering import Routed
 from ktitan.native import ExpertBank, experts
 from ktitan.operator import MemoryNeed, ModuleWeights, Operator, OperatorContext
 from ktitan.operators.experts.torch import ExpertFlags, gate_shell, read_flags
@@ -17,6 +18,9 @@ from ktitan.operators.linear.cpu import CpuLinearConfig
 from ktitan.operators.packed import PackedState, layout_reason, packed_need, read_matrix, rows_reason
 from ktitan.operators.stock import KEEP_REMEDY, PROBE_FAULTS, probing, take_bias
 from ktitan.registry import register_operator
+
+if TYPE_CHECKING:
+    from ktitan.lowering import Builder, Value
 
 __all__ = ["CpuExperts", "CpuExpertsConfig", "activation_of", "expert_biases", "first_rows", "sizes_of"]
 
@@ -99,6 +103,10 @@ class CpuExperts(PackedState, Operator):
             UnsupportedError: an index is above the number of experts, or a tensor is not on the CPU.
         """
         return experts(hidden_states, top_k_index, top_k_weights, self.bank, self.activations)
+
+    def lower(self, builder: Builder, x: Value, index: Value, weights: Value) -> Value:  # type: ignore[override]
+        """[T, H], [T, K], [T, K] -> [T, H]."""
+        return builder.experts(x, Routed(index, weights, index.width), self.bank, self.activations)
 
     def held(self) -> tuple[Any, ...]:
         """Matrices and biases, once they are loaded."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ktitan.errors import UnsupportedError
 from ktitan.formats import StoredRows
+from ktitan.lowering import Routed
 from ktitan.native.streams import stream_experts
 from ktitan.operator import MemoryNeed, ModuleWeights, OperatorContext, StreamNeed
 from ktitan.operators.experts.cpu import CpuExperts, CpuExpertsConfig, expert_biases, first_rows, sizes_of
@@ -18,6 +19,9 @@ from ktitan.operators.streamed import NO_RECORD, Entered, Rows, no_library, shap
 from ktitan.registry import register_operator
 from ktitan.tiers.record import Record, lay_out
 from ktitan.tiers.store import ExpertShape
+
+if TYPE_CHECKING:
+    from ktitan.lowering import Builder, Value
 
 __all__ = ["StreamedExperts"]
 
@@ -66,6 +70,10 @@ class StreamedExperts(CpuExperts):
             IoError: an expert cannot be read; the model stays usable.
         """
         return stream_experts(hidden_states, top_k_index, top_k_weights, self.entered.handle, self.activations)
+
+    def lower(self, builder: Builder, x: Value, index: Value, weights: Value) -> Value:  # type: ignore[override]
+        """[T, H], [T, K], [T, K] -> [T, H]."""
+        return builder.experts(x, Routed(index, weights, index.width), self.entered.handle, self.activations)
 
     def held(self) -> tuple[Any, ...]:
         """Biases; what is in the cache belongs to the store."""

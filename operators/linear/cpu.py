@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import StrictBool
@@ -15,6 +15,9 @@ from ktitan.operators.linear.torch import TorchLinear, TorchLinearConfig
 from ktitan.operators.packed import PackedState, layout_reason, packed_need, read_matrix, rows_reason
 from ktitan.operators.stock import take_bias
 from ktitan.registry import register_operator
+
+if TYPE_CHECKING:
+    from ktitan.lowering import Builder, Value
 
 __all__ = ["CpuLinear", "CpuLinearConfig"]
 
@@ -80,6 +83,10 @@ class CpuLinear(PackedState, Operator):
             UnsupportedError: `input` is not on the CPU, or of a dtype other than float32, bfloat16, float16.
         """
         return linear(input, self.matrix, self.bias, self.activations)
+
+    def lower(self, builder: Builder, x: Value) -> Value:  # type: ignore[override]
+        """[T, H] -> [T, N]."""
+        return builder.linear(x, self.matrix, self.bias, self.activations)
 
     def held(self) -> tuple[PackedMatrix, ...]:
         """The matrix, once it is loaded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from ktitan.operator import MemoryNeed, ModuleWeights, OperatorContext, StreamNe
 from ktitan.operators.linear.cpu import CpuLinear, CpuLinearConfig
 from ktitan.operators.streamed import NO_RECORD, Entered, no_library, shape_of, store_of, whole_record
 from ktitan.registry import register_operator
+
+if TYPE_CHECKING:
+    from ktitan.lowering import Builder, Value
 
 __all__ = ["StreamedLinear"]
 
@@ -53,6 +56,10 @@ class StreamedLinear(CpuLinear):
         """
         out = stream_linear(input, self.entered.handle, self.bias, self.activations)
         return out if self.order is None else out.index_select(-1, self.order)
+
+    def lower(self, builder: Builder, x: Value) -> Value:  # type: ignore[override]
+        """[T, H] -> [T, N]."""
+        return builder.linear(x, self.entered.handle, self.bias, self.activations, self.order)
 
     def held(self) -> tuple[Any, ...]:
         """Nothing: what is in the cache belongs to the store."""
