@@ -17,7 +17,6 @@ from ktitan.program.memory import Placed, place
 from ktitan.program.model import Drafted
 from ktitan.program.text import program_text
 from ktitan.program.traced import Called, arguments_of, tensors_in
-from ktitan.program.watch import Watch
 
 __all__ = ["StepProgram"]
 
@@ -55,7 +54,6 @@ class StepProgram:
         self._slots: list[torch.Tensor] = []
         self._room = 0
         self._pool: Any = None  # a weak reference to the pool that knows the layers
-        self._watch = Watch(drafted.trace.model)
         calls = [item for item in self._placed.items if isinstance(item, Call)]
         self._asks = any(call.extra is not None and call.extra.layer is not None for call in calls)
         self.reasons = {call.path: call.reason for call in calls}
@@ -64,11 +62,6 @@ class StepProgram:
     def lowered(self) -> int:
         """Modules that are operations."""
         return len(self._drafted.builder.lowered)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the model still has the modules and hooks that the program was made of."""
-        return self._watch.is_unchanged()
 
     def text(self) -> str:
         """One line an operation: path, kind, values with their widths, format."""
