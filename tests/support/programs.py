@@ -69,3 +69,8 @@ def kinds(program):
 def load(path, rules=CPU, **options):
     """A model on the CPU."""
     return ktitan.load(path, rules=rules, device="cpu", dtype="float32", **options)[0]
+
+
+def on_cpu(model, rules=CPU, **options):
+    """A model with real tensors, injected."""
+    return ktitan.optimize_and_load(model, rules, device="cpu", **options)
