@@ -62,7 +62,7 @@ class ProgramBuilder(Builder):
             return self.call(module, *inputs, width=width, reason=reason)
         before = self.mark()
         try:
-            with self._inside(module):
+            with self.inside(module):
                 for hook in lowered_hooks(module):
                     hook.lower(self, *inputs)
                 lower: Any = module.lower
@@ -211,7 +211,8 @@ class ProgramBuilder(Builder):
         return self._paths.get(id(module), type(module).__name__)
 
     @contextmanager
-    def _inside(self, module: nn.Module) -> Iterator[None]:
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """What is written while the block runs belongs to `module`."""
         self._at.append(self._path(module))
         try:
             yield

@@ -96,7 +96,8 @@ class _Writer:
             raise UnsupportedError(schema, type(self.model).__name__)
         self._find_sources(calls)
         self.layers = self.trace.layer_calls(calls)
-        out = self._emit(schema, None, self._part)
+        with self.builder.inside(self.model):
+            out = self._emit(schema, None, self._part)
         is_last = self.builder.draft.values[out.buffer].by_sequence
         return out if is_last else self.builder.last(out)
 
@@ -149,7 +150,8 @@ class _Writer:
         before = self.builder.mark()
         if not isinstance(schema, str):
             try:
-                return self._emit(schema, hidden, lambda call, given: self._child(layer, names, call, given))
+                with self.builder.inside(layer):
+                    return self._emit(schema, hidden, lambda call, given: self._child(layer, names, call, given))
             except _Unsolved as error:
                 schema = str(error)
                 self.builder.rewind(before)

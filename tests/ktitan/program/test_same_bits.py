@@ -1,14 +1,15 @@
 """Programs against the module path: equal bits, however a prompt is cut."""
 
 import pytest
+import torch
 
 import ktitan
 
 from support.operator_rig import FAMILIES, fresh_seed
 from support.operator_rig import tiny_model as random_model
 from support.packed_models import CONFIGS, write_packed
-from support.programs import CPU, assert_same_steps, kinds, load, on_cpu, program_of, random_ids
-from support.streaming import load_streamed
+from support.programs import STREAMED, assert_same_steps, kinds, load, module_logits, native_cache, on_cpu, program_of, random_ids
+from support.streaming import cache_of
 
 CUTS = (30, 69, 70, 71, 72)
 
@@ -32,3 +33,26 @@ def test_plain_floats(family):
     model = on_cpu(random_model(family, seed))
     program = program_of(model)
     assert_same_steps(model, program, random_ids(model, 75, seed), CUTS)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_streamed(family, share, tmp_path):
+    seed = fresh_seed()
+    path = tmp_path / "model.gguf"
+    write_packed(path, family, "q4_k", seed % 1000)
+    with cache_of(share):
+        model = load(path, STREAMED)
+    program = program_of(model)
+    assert not program.reasons, program.reasons
+    assert {"stream_linear", "stream_rows"} <= set(kinds(program))
+    assert ("stream_experts" in kinds(program)) == (family != "llama")
+    assert_same_steps(model, program, random_ids(model, 75, seed), CUTS)
+    # And those of the resident model.
+    resident = load(path)
+    assert torch.equal(
+        module_logits(resident, random_ids(resident, 75, seed), native_cache(resident)),
+        program.run(random_ids(model, 75, seed), native_cache(model)),
+    )
+    assert model.ktitan.store_stats()["demands"] > 0
+    model.ktitan.undo()
