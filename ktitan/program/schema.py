@@ -153,11 +153,17 @@ def _extra(call: Called, kwargs: Mapping[str, Any], hidden: torch.Tensor, number
     for name, value in arguments_of(call.module, call.args, call.kwargs).items():
         if value is call.given:
             continue
-        source = next((key for key, one in kwargs.items() if one is value and value is not hidden), None)
-        if value is None or isinstance(value, bool | int | float | str):
-            constant[name] = value
-        elif source is not None:
+        # A name that both have is handed on, whatever it is now: masks are None in some steps only.
+        same = name if name in kwargs and kwargs[name] is value else None
+        source = same or next((key for key, one in kwargs.items() if one is value and value is not hidden), None)
+        if source is not None and (same or not _is_plain(value)):
             shared[name] = source
+        elif _is_plain(value):
+            constant[name] = value
         else:
             return None
     return Extra(number if shared else None, shared, constant)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
