@@ -15,6 +15,7 @@ from ktitan.api.build import build_tokenizer, generation_config_of
 from ktitan.api.checksums import check_weights
 from ktitan.api.locate import ModelName, locate
 from ktitan.api.planning import RulesArgument, plan_injection, prepare
+from ktitan.api.programs import offer_program
 from ktitan.api.tokenizer_files import check_vocabulary
 from ktitan.errors import BudgetError, UnsupportedError, WeightError
 from ktitan.hardware import detect
@@ -198,6 +199,7 @@ def carry_out(
     handle = apply_plan(model, plan, keep_original=keep_original, progress=progress)
     if generation is not None:
         handle.set_generation_config(generation)
+    offer_program(model, handle)
 
 
 def _refuse_more_than_there_is(plan: Plan) -> None:

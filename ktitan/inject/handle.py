@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class Handle:
         self._originals = originals
         self._left = dict(model.named_modules(remove_duplicate=False))
         self._program: tuple[Any, int] | None = None
+        self._make_program: Callable[[], Any] | None = None
         self._was_live = plan.weights is not None and any(source.kind == "live" for source in plan.weights.sources)
 
     @property
@@ -70,10 +72,17 @@ class Handle:
         None where there is none, and while the modules do more than they did when it was made: hooks (a recording),
         an adapter, other weights.
         """
+        if self._make_program is not None:
+            make, self._make_program = self._make_program, None
+            self.program = make()
         if self._program is None:
             return None
         program, state = self._program
         return program if fingerprint(self._model) == state else None
+
+    def offer_program(self, make: Callable[[], Any]) -> None:
+        """Let `make` say what the program is (None: there is none) when it is first asked for."""
+        self._make_program = make
 
     @program.setter
     def program(self, program: Any) -> None:
@@ -255,7 +264,7 @@ class Handle:
         stock_tensors = {path: self._tensors(path, stock) for path, stock in self._replaced}
         kept = self._loaded_state()
         self.kv_allowance.reclaim()
-        self._program = None
+        self._program = self._make_program = None
         journal.roll_back()
         self._store = self._foresight = None
         for path, stock in self._replaced:
@@ -286,7 +295,7 @@ class Handle:
         twin._model, twin._store = copy.deepcopy(self._model, memo), self._store
         twin._profiles = {}
         twin._journal, twin._replaced, twin._originals, twin._left = None, [], None, {}
-        twin._recorder = twin._program = None
+        twin._recorder = twin._program = twin._make_program = None
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -309,7 +318,7 @@ class Handle:
         )
         left_out: dict[str, Any] = {"plan": public, "_journal": None, "_replaced": [], "_originals": None, "_left": {}}
         left_out["_store"] = left_out["_foresight"] = left_out["_recorder"] = None
-        left_out["_program"] = None
+        left_out["_program"] = left_out["_make_program"] = None
         left_out["_profiles"] = {}
         return {**self.__dict__, **left_out}
 
