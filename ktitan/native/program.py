@@ -207,8 +207,9 @@ class Step:
     def set(self, ids: torch.Tensor, sequence: int, pool: int) -> None:
         """The next T tokens of a sequence of the kt_pool at address `pool`."""
         self.ids = ids
-        self._sequence.value, self._tokens.value = sequence, len(ids)
-        self.struct.ids, self.struct.total, self.struct.pool = ids.data_ptr(), len(ids), pool
+        tokens = ids.shape[0]
+        self._sequence.value, self._tokens.value = sequence, tokens
+        self.struct.ids, self.struct.total, self.struct.pool = ids.data_ptr(), tokens, pool
 
     def place_table(self, number: int, address: int) -> None:
         """Where the first token's row of a table of positions is."""

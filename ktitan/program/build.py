@@ -67,7 +67,9 @@ def check_program(program: StepProgram, model: Any, new_cache: Callable[[], Any]
     Raises:
         UnsupportedError: logits differ in a bit, or one way fails where the other does not.
     """
-    ids = torch.randint(model.config.get_text_config(decoder=True).vocab_size, (_PROMPT_TOKENS + 1,), generator=_random())
+    ids = torch.randint(
+        model.config.get_text_config(decoder=True).vocab_size, (_PROMPT_TOKENS + 1,), generator=_random()
+    )
     caches = new_cache(), new_cache()
     try:
         for first, end in ((0, _PROMPT_TOKENS), (_PROMPT_TOKENS, _PROMPT_TOKENS + 1)):

@@ -54,9 +54,10 @@ class StepProgram:
         self._slots: list[torch.Tensor] = []
         self._room = 0
         self._pool: Any = None  # a weak reference to the pool that knows the layers
-        calls = [item for item in self._placed.items if isinstance(item, Call)]
-        self._asks = any(call.extra is not None and call.extra.layer is not None for call in calls)
-        self.reasons = {call.path: call.reason for call in calls}
+        self._calls = [item for item in self._placed.items if isinstance(item, Call)]
+        self._asks = any(call.extra is not None and call.extra.layer is not None for call in self._calls)
+        self._is_native = not self._calls and not self.native.stores
+        self.reasons = {call.path: call.reason for call in self._calls}
 
     @property
     def lowered(self) -> int:
@@ -70,10 +71,10 @@ class StepProgram:
     def workspace_bytes(self, tokens: int) -> int:
         """Memory for the values of a step of so many tokens."""
         return sum(
-            (8 if slot.is_index else 4) * slot.width * (1 if slot.by_sequence else tokens) for slot in self._placed.slots
+            (8 if slot.is_index else 4) * slot.width * (1 if slot.by_sequence else tokens)
+            for slot in self._placed.slots
         )
 
-    @torch.inference_mode()
     def run(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
         """ids int64 [T], T from 1 on -> the logits [1, V] after the last of them, float32.
 
@@ -85,40 +86,57 @@ class StepProgram:
             BudgetError, UnsupportedError, IoError, HardwareError: as the model's own forward; the cache is as it was.
         """
         ids = self._checked(ids, cache)
-        tokens, start = len(ids), int(cache.get_seq_length())
+        tokens, start = ids.shape[0], int(cache.get_seq_length())
         self._declare(cache.pool)
-        context = cache.step_context(tokens)
+        context = self._reserved(cache, tokens)
         try:
-            return self._run(ids, start, cache, context)
+            logits = self._prepared(ids, start, cache)
+            if self._is_native:
+                self.native.run(self._step, 0, self._parts[0].last)
+            else:
+                self._run_parts(ids, start, cache, context, logits)
         except BaseException:
             if start:
                 cache.crop(start)
             else:
                 cache.reset()
             raise
+        return logits
 
-    def _run(self, ids: torch.Tensor, start: int, cache: Any, context: Any) -> torch.Tensor:
-        tokens = len(ids)
+    def _reserved(self, cache: Any, tokens: int) -> Any:
+        """Pages for the step, and its context where modules are called."""
+        if not cache.sequences or self._calls:
+            return cache.step_context(tokens)
+        cache.pool.reserve(cache.sequences, (tokens,))
+        return None
+
+    def _prepared(self, ids: torch.Tensor, start: int, cache: Any) -> torch.Tensor:
+        """Set the step up; room for its logits."""
+        tokens = ids.shape[0]
         self._make_room(tokens)
         for number, address in enumerate(self._drafted.tables.addresses(start, start + tokens)):
             self._step.place_table(number, address)
         logits = torch.empty((1, self._logits.width))
         self._step.place_buffer(self._logits.buffer, logits.data_ptr())
         self._step.set(ids, cache.sequences[0], cache.pool.native.address)
-        asked = self._layer_calls(ids, start, cache) if self._asks else {}
+        return logits
+
+    def _run_parts(self, ids: torch.Tensor, start: int, cache: Any, context: Any, logits: torch.Tensor) -> None:
+        """Native parts and calls in turn, with the stores open."""
         with ExitStack() as stack:
             self.native.open(stack)
-            if len(self._parts) > 1:
+            if self._calls:
+                stack.enter_context(torch.inference_mode())
                 stack.enter_context(step(context))
+            asked = self._layer_calls(ids, start, cache) if self._asks else {}
             for part in self._parts:
                 if part.call is None:
                     self.native.run(self._step, part.first, part.last)
                 else:
                     self._call(part.call, ids, asked, logits)
-        return logits
 
     def _checked(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
-        if ids.dim() != 1 or not len(ids) or ids.dtype is not torch.int64 or not ids.is_cpu:
+        if ids.dim() != 1 or not ids.shape[0] or ids.dtype is not torch.int64 or not ids.is_cpu:
             raise UnsupportedError(
                 f"ids are {ids.dtype} {list(ids.shape)} on {ids.device}", "ids", "give int64 [T] on the CPU"
             )
@@ -129,9 +147,7 @@ class StepProgram:
                 "make it with ktitan.new_cache(model)",
             )
         if len(cache.sequences) > 1:
-            raise UnsupportedError(
-                f"the cache has {len(cache.sequences)} rows", "cache", "call the model for batches"
-            )
+            raise UnsupportedError(f"the cache has {len(cache.sequences)} rows", "cache", "call the model for batches")
         return ids.contiguous()
 
     def _declare(self, pool: Any) -> None:

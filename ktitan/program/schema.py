@@ -60,7 +60,11 @@ class Answers:
     def __call__(self, module: nn.Module, given: torch.Tensor) -> torch.Tensor:
         """[1, T, width] for a child that got [1, T, ...]."""
         width = next(
-            (size for name in ("out_features", "embedding_dim") if isinstance(size := getattr(module, name, None), int)),
+            (
+                size
+                for name in ("out_features", "embedding_dim")
+                if isinstance(size := getattr(module, name, None), int)
+            ),
             given.shape[-1],
         )
         return self.random(*given.shape[:2], width)

@@ -19,7 +19,11 @@ CPU = {
         {"match": {"name": r".*\.experts"}, "replace": {"class": ["experts.cpu", "experts.torch"]}, "optional": True},
         {"match": {"name": r".*norm"}, "replace": {"class": "norm.cpu"}},
         {"match": {"name": r".*\.self_attn"}, "replace": {"class": "attention.cpu"}},
-        {"match": {"name": r".*\.(mlp|shared_experts?)"}, "replace": {"class": ["moe.cpu", "mlp.cpu"]}, "optional": True},
+        {
+            "match": {"name": r".*\.(mlp|shared_experts?)"},
+            "replace": {"class": ["moe.cpu", "mlp.cpu"]},
+            "optional": True,
+        },
     ],
 }
 # The same with weights that stay in their files.
@@ -27,7 +31,10 @@ STREAMED = {
     "version": 1,
     "rules": [
         CPU["rules"][0],
-        {"match": {"class": "torch.nn.Linear"}, "replace": {"class": ["linear.streamed", "linear.cpu", "linear.torch"]}},
+        {
+            "match": {"class": "torch.nn.Linear"},
+            "replace": {"class": ["linear.streamed", "linear.cpu", "linear.torch"]},
+        },
         {"match": {"class": "torch.nn.Embedding"}, "replace": {"class": "embedding.streamed"}},
         {"match": {"name": r".*\.experts"}, "replace": {"class": "experts.streamed"}, "optional": True},
         *CPU["rules"][4:],

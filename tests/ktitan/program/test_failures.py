@@ -68,7 +68,13 @@ def test_ids_that_are_none(begun, ids):
 
 
 @pytest.mark.parametrize(
-    "ids", [torch.empty(0, dtype=torch.int64), torch.ones(2, 2, dtype=torch.int64), torch.ones(2), torch.ones(2, dtype=torch.int32)]
+    "ids",
+    [
+        torch.empty(0, dtype=torch.int64),
+        torch.ones(2, 2, dtype=torch.int64),
+        torch.ones(2),
+        torch.ones(2, dtype=torch.int32),
+    ],
 )
 def test_ids_of_another_kind(begun, ids):
     with pytest.raises(UnsupportedError, match="ids"):

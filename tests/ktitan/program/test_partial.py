@@ -122,7 +122,9 @@ def test_a_stock_layer_in_the_middle(family):
 def test_stock_attention_in_a_known_layer():
     seed = fresh_seed()
     rules = copy.deepcopy(CPU)
-    rules["rules"].insert(0, {"match": {"name": r"model\.layers\.0\.self_attn"}, "replace": {"class": "attention.torch"}})
+    rules["rules"].insert(
+        0, {"match": {"name": r"model\.layers\.0\.self_attn"}, "replace": {"class": "attention.torch"}}
+    )
     model = on_cpu(tiny_model("qwen3_moe", seed), rules)
     program = program_of(model)
     assert set(program.reasons) == {"model.layers.0.self_attn"}
@@ -178,7 +180,9 @@ def test_a_program_that_computes_otherwise_is_refused(register):
             return builder.scale(super().lower(builder, x), 1.001)
 
     register("test.wrong", Wrong)
-    model = on_cpu(tiny_model("llama", fresh_seed()), with_rule({"name": r"model\.layers\.1\.mlp\.up_proj"}, "test.wrong"))
+    model = on_cpu(
+        tiny_model("llama", fresh_seed()), with_rule({"name": r"model\.layers\.1\.mlp\.up_proj"}, "test.wrong")
+    )
     refused = build_program(model, lambda: native_cache(model))
     assert isinstance(refused, NoProgram) and "differ" in refused.reason
 

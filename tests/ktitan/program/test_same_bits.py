@@ -8,7 +8,17 @@ import ktitan
 from support.operator_rig import FAMILIES, fresh_seed
 from support.operator_rig import tiny_model as random_model
 from support.packed_models import CONFIGS, write_packed
-from support.programs import STREAMED, assert_same_steps, kinds, load, module_logits, native_cache, on_cpu, program_of, random_ids
+from support.programs import (
+    STREAMED,
+    assert_same_steps,
+    kinds,
+    load,
+    module_logits,
+    native_cache,
+    on_cpu,
+    program_of,
+    random_ids,
+)
 from support.streaming import cache_of
 
 CUTS = (30, 69, 70, 71, 72)

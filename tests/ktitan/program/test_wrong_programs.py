@@ -23,7 +23,16 @@ def matrix(rows, columns):
 
 ATTENTION = Attention(heads=2, key_heads=1, key_dim=4, value_dim=4, scaling=1.0)
 LATENT = Attention(heads=2, key_heads=1, key_dim=4, value_dim=2, scaling=1.0, latent=True)
-BUFFERS = [Buffer(8), Buffer(8), Buffer(4), Buffer(2, is_index=True), Buffer(2), Buffer(8, by_sequence=True), Buffer(1), Buffer(12)]
+BUFFERS = [
+    Buffer(8),
+    Buffer(8),
+    Buffer(4),
+    Buffer(2, is_index=True),
+    Buffer(2),
+    Buffer(8, by_sequence=True),
+    Buffer(1),
+    Buffer(12),
+]
 RIGHT = [
     Operation("rows", (), (0,), what=matrix(5, 8)),
     Operation("linear", (0,), (2,), what=matrix(4, 8)),
