@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ktitan.inject.phases import PhaseSwitch
-from ktitan.shells import PROBE_FAULTS, Call, StandIn, shell_of
 from ktitan.operator import Operator, probing
+from ktitan.shells import PROBE_FAULTS, Call, StandIn, shell_of
 
 __all__ = ["DecoderLayer", "Feed", "decoder_layers", "expert_count", "read_feed", "stock_block"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ktitan.inject.decoder import decoder_layers, expert_count, stock_block
-from ktitan.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 from ktitan.operator import probing
+from ktitan.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 
 __all__ = ["tables_of"]
 

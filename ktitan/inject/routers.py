@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ktitan.inject.decoder import expert_count, stock_block
-from ktitan.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 from ktitan.operator import Operator, probing
+from ktitan.shells import PROBE_FAULTS, Call, StandIn, float32_copy, shell_of
 from ktitan.tiers.routing import Router, RouterForm
 
 __all__ = ["read_router"]

@@ -1,4 +1,4 @@
-"""The C structures of csrc/program/ktitan_program.h that programs are made of, and those that their operations point to."""
+"""The C structures of csrc/program/ktitan_program.h that programs are made of, and what their operations point to."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Call:
     """A call of a module in Python, between two native parts.
 
     Attributes:
-        module: is called with views of its inputs, [1, T, width] of one, [T, width] of several; with the ids [1, T] where
-            it has none.
+        module: is called with views of its inputs, [1, T, width] of one, [T, width] of several; with the ids [1, T]
+            where it has none.
         inputs: numbers of values.
         output: number of the value that the result is copied to.
         path: of the module.

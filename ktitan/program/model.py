@@ -69,7 +69,7 @@ def _refuse_hooks(trace: ModelTrace) -> None:
             raise UnsupportedError(reason, type(module).__name__)
 
 
-class _Unsolved(Exception):  # noqa: N818  (never leaves this file)
+class _Unsolved(Exception):
     """A child must be called with arguments that are not known."""
 
 

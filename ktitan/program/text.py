@@ -12,7 +12,7 @@ __all__ = ["program_text"]
 
 
 def program_text(placed: Placed, values: list[Buffer], logits: int) -> str:
-    """Number, path, kind, values in and out as name[width], and the format or settings; calls say why they are calls."""
+    """Number, path, kind, values out and in as name[width], format or settings; calls say why they are calls."""
     lines = []
     rows = [(item.path, _kind(item), _values(item, values, logits), _remark(item)) for item in placed.items]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]

@@ -17,7 +17,7 @@ _CACHE_KEYWORDS = ("cache", "past_key_values")  # the second before transformers
 
 
 def cache_options(model: Any, first: int, tokens: int, cache: Any) -> dict[str, Any]:
-    """What a model's forward gets beside ids for `tokens` tokens from position `first` on, under this version's names."""
+    """What a model's forward gets beside the ids of `tokens` tokens from position `first` on, by this version's names."""
     takes = inspect.signature(model.forward).parameters
     keyword = next((name for name in _CACHE_KEYWORDS if name in takes), None)
     options: dict[str, Any] = {} if keyword is None else {keyword: cache, "use_cache": True}
@@ -58,7 +58,7 @@ class ModelTrace:
         return [self.model, *(self.model.get_submodule(path) for path in sorted(self._open, key=len))]
 
     def run(self, ids: torch.Tensor, first: int, cache: Any, answer: Any = None) -> tuple[list[Called], torch.Tensor]:
-        """The calls of a forward of ids [T] at positions from `first` on, and the logits that it makes of the answers."""
+        """The calls of a forward of ids [T] at positions from `first` on, and the logits made of the answers."""
         tracing = Tracing(answer or _nothing)
         shell: Any = tracing.shell(self.model, self._open)
         options = cache_options(self.model, first, len(ids), cache)

@@ -1,7 +1,7 @@
 """Running stock forwards of a whole model or a layer with stand-ins for children, to see who gets what.
 
-Nothing is computed: decoder layers, norms, embedding and head answer with random numbers, so only what stands between them
-runs, and the modules that make position embeddings, which are called.
+Nothing is computed: decoder layers, norms, embedding and head answer with random numbers, so only what stands between
+them runs, and the modules that make position embeddings, which are called.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Tracing:
         calls: in order.
     """
 
-    def __init__(self, answer: Callable[[nn.Module, torch.Tensor], torch.Tensor], tuples: frozenset[str] = frozenset()):
+    def __init__(
+        self, answer: Callable[[nn.Module, torch.Tensor], torch.Tensor], tuples: frozenset[str] = frozenset()
+    ) -> None:
         self.calls: list[Called] = []
         self.last = ""
         self.answer = answer

@@ -5,14 +5,14 @@ import os
 import pytest
 import torch
 
+from ktitan.engine.cache import KtitanCache
+from ktitan.engine.kv_native import NativeKVPool
 from ktitan.errors import BudgetError, IoError, UnsupportedError
 
 from support.operator_rig import fresh_seed, tiny_model
 from support.packed_models import write_packed
 from support.programs import STREAMED, load, module_logits, native_cache, on_cpu, program_of, random_ids
 from support.streaming import cache_of
-from ktitan.engine.cache import KtitanCache
-from ktitan.engine.kv_native import NativeKVPool
 
 
 class Interrupted(Exception):
