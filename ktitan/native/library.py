@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # Must equal KT_ABI in csrc/cpu/ktitan_cpu.h; both change with any change of the C interface.
-ABI = 3
+ABI = 4
 # Instruction sets by the library's numbers, each above the one before.
 ISAS = ("generic", "avx2", "avx512")
 

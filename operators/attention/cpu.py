@@ -131,7 +131,9 @@ class CpuAttention(TorchAttention):
         """Its own tensors, and the copies of kv_b_proj's parts in the absorbed form."""
         need = super().memory(context, config)
         spec = read_spec(context.module)
-        extra = absorbed_bytes(context.module, spec) if isinstance(spec, LatentSpec) and config.absorb is not False else 0
+        extra = (
+            absorbed_bytes(context.module, spec) if isinstance(spec, LatentSpec) and config.absorb is not False else 0
+        )
         return replace(need, resident_bytes=need.resident_bytes + extra, kernel=f"{backend().name} f32")
 
 

@@ -14,7 +14,6 @@ from ktitan.operators import CpuNorm, float32
 from support.eager_builder import EagerBuilder
 from support.operator_rig import context_for, fresh_seed, loaded, refusal, relative_difference
 
-
 KINDS = [LlamaRMSNorm, GptOssRMSNorm, Gemma3RMSNorm, Qwen3NextRMSNorm]
 
 

@@ -272,7 +272,10 @@ def test_the_copies_of_kv_b_proj(seed):
     context = context_for(stock)
     for absorb, wanted in ((None, sizes), (True, sizes), (False, 0)):
         assert CpuAttention.memory(context, CpuAttention.Config(absorb=absorb)).resident_bytes == wanted
-    assert CpuAttention.memory(context_for(attention_of(tiny_model("llama", 0))), CpuAttention.Config()).resident_bytes == 0
+    assert (
+        CpuAttention.memory(context_for(attention_of(tiny_model("llama", 0))), CpuAttention.Config()).resident_bytes
+        == 0
+    )
     held = operator.held()
     assert operator.absorbed() is operator.absorbed() and operator.held() == held
     with torch.no_grad():
