@@ -34,7 +34,6 @@ def begun(request):
     program, cache, ids = program_of(model), native_cache(model), random_ids(model, 90, seed)
     held = request.param
     if held:
-        if held:
         program.run(ids[:held], cache)
     return program, model, cache, ids, held, failing
 
