@@ -17,8 +17,8 @@ class KVFormat:
     block_bytes: int
 
     def row_bytes(self, width: int) -> int:
-        """Bytes of one head's `width` numbers of a token."""
-        return width // self.block * self.block_bytes
+        """Bytes of one head's `width` numbers of a token, in whole blocks."""
+        return -(-width // self.block) * self.block_bytes
 
 
 # What a model computes, unchanged: float32, but for models that compute in another dtype.
