@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import StrictBool
 
 from ktitan.errors import UnsupportedError
 from ktitan.native import backend
-from ktitan.operator import MemoryNeed, OperatorConfig, OperatorContext
+from ktitan.operator import MemoryNeed, OperatorContext
 from ktitan.operators.attention.call import AttentionCall
 from ktitan.operators.attention.cpu_grouped import grouped_native, lower_grouped
 from ktitan.operators.attention.cpu_latent import Absorbed, absorbed_bytes, latent_native, lower_latent, source_of
@@ -18,7 +17,7 @@ from ktitan.operators.attention.latent import dense_expansion
 from ktitan.operators.attention.native import window_of
 from ktitan.operators.attention.rotary import Rotation
 from ktitan.operators.attention.spec import GroupedSpec, LatentSpec, read_spec
-from ktitan.operators.attention.torch import TorchAttention
+from ktitan.operators.attention.torch import TorchAttention, TorchAttentionConfig
 from ktitan.operators.attention.turning import Turning, find_turning
 from ktitan.operators.float32 import float32_reason, runs_natively
 from ktitan.operators.stock import KEEP_REMEDY
@@ -34,15 +33,13 @@ _LIKE = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
-class CpuAttentionConfig(OperatorConfig):
+class CpuAttentionConfig(TorchAttentionConfig):
     """Kwargs of `attention.cpu`.
 
     Attributes:
         absorb: latent attention only: None and True compute on the latents wherever kv_b_proj has dense weights, so
             that a prompt has the same bits however it is cut; False expands them to keys and values.
     """
-
-    absorb: StrictBool | None = None
 
 
 @register_operator("attention.cpu")
@@ -130,10 +127,9 @@ class CpuAttention(TorchAttention):
     def memory(cls, context: OperatorContext, config: Any) -> MemoryNeed:
         """Its own tensors, and the copies of kv_b_proj's parts in the absorbed form."""
         need = super().memory(context, config)
-        spec = read_spec(context.module)
-        extra = (
-            absorbed_bytes(context.module, spec) if isinstance(spec, LatentSpec) and config.absorb is not False else 0
-        )
+        spec, extra = read_spec(context.module), 0
+        if isinstance(spec, LatentSpec) and config.absorb is not False:
+            extra = absorbed_bytes(context.module, spec)
         return replace(need, resident_bytes=need.resident_bytes + extra, kernel=f"{backend().name} f32")
 
 
