@@ -50,7 +50,8 @@ class Chooser:
     def choose(self, replace: Replace, path: str, module: nn.Module, placement: Mapping[str, str]) -> Choice | None:
         """The choice for `module`: the first operator of the rule that supports it. None after noting why not."""
         base = self._context(path, module, placement)
-        reasons: list[str] = []
+        kind = type(module).__name__
+        reasons: dict[str, str] = {}  # by operator
         for name in replace.candidates:
             operator = self._operator(name, replace)
             config = None if operator is None else self._config(operator, replace)
@@ -63,9 +64,10 @@ class Chooser:
                 return None
             reason = operator.supports(context, config)
             if reason is None:
-                return Choice(operator, config, context, tuple(reasons))
-            reasons.append(f"{name} cannot replace {type(module).__name__}: {reason}")
-        message = "; ".join(reasons)
+                refused = (f"{one} cannot replace {kind}: {why}" for one, why in reasons.items())
+                return Choice(operator, config, context, tuple(refused))
+            reasons[name] = reason
+        message = _refusal(kind, reasons)
         if self.lenient or replace.may_keep:
             self._refused.setdefault(message, []).append(path)
         else:
@@ -190,6 +192,14 @@ class Chooser:
 
     def _note(self, where: str, message: str, remedy: str, path: str) -> None:
         self._faults.setdefault((where, message, remedy), []).append(path)
+
+
+def _refusal(kind: str, reasons: Mapping[str, str]) -> str:
+    """Why no operator replaces a module of class `kind`; those with the same reason are named together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{' and '.join(names)} cannot replace {kind}: {reason}" for reason, names in by_reason.items())
 
 
 def _expected(operator: type[Operator], name: str) -> str:
