@@ -80,13 +80,13 @@ class Handle:
         program, state = self._program
         return program if fingerprint(self._model) == state else None
 
-    def offer_program(self, make: Callable[[], Any]) -> None:
-        """Let `make` say what the program is (None: there is none) when it is first asked for."""
-        self._make_program = make
-
     @program.setter
     def program(self, program: Any) -> None:
         self._program = None if program is None else (program, fingerprint(self._model))
+
+    def offer_program(self, make: Callable[[], Any]) -> None:
+        """Let `make` say what the program is (None: there is none) when it is first asked for."""
+        self._make_program = make
 
     def stats(self) -> dict[str, Any]:
         """What the model holds, and what its streams did; may be called while it runs.

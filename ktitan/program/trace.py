@@ -17,7 +17,7 @@ _CACHE_KEYWORDS = ("cache", "past_key_values")  # the second before transformers
 
 
 def cache_options(model: Any, first: int, tokens: int, cache: Any) -> dict[str, Any]:
-    """What a model's forward gets beside the ids of `tokens` tokens from position `first` on, by this version's names."""
+    """What a model's forward gets beside the ids of `tokens` tokens from position `first` on."""
     takes = inspect.signature(model.forward).parameters
     keyword = next((name for name in _CACHE_KEYWORDS if name in takes), None)
     options: dict[str, Any] = {} if keyword is None else {keyword: cache, "use_cache": True}
