@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktitan.errors import IoError, PlanError
+from ktitan.errors import IoError, PlanError, UnsupportedError
 from ktitan.local_chat.arguments import (
     Budget,
     Cache,
@@ -51,29 +51,37 @@ def plan(
     write: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the plan as a rule file that can be edited.")
     ] = None,
+    program: Annotated[
+        bool, typer.Option("--program", help="Load the model and show its step program, one line an operation.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --write: replace a file that is there.")] = False,
 ) -> None:
     """Show one row a module: rule, operator, format, tier, device, bytes and kernel. Nothing is loaded.
 
-    Layers with the same decision share a row. Everything that is wrong is listed on stderr, with exit code 2.
+    Layers with the same decision share a row. Everything that is wrong is listed on stderr, with exit code 2. With
+    --program the weights are loaded instead (streamed ones as they are needed), and the operations of a step are shown.
     """
-    from ktitan.api import plan_model, to_rules
+    from ktitan.api import load, plan_model, to_rules
 
     import_plugin(plugin)
     if write is not None and os.path.lexists(write) and not force:
         raise PlanError("the file is there already", str(write), "choose another name, or add --force")
     limits = budget_text(budget, vram, ram)
-    made = plan_model(
-        model,
-        rules,
-        gguf_path=gguf_path,
-        budget=limits,
-        device=device,
-        context=context,
-        lora=one_adapter(lora),
-        cache=cache,
-        kv=kv,
-    )
+    options: dict[str, Any] = {
+        "gguf_path": gguf_path,
+        "budget": limits,
+        "device": device,
+        "context": context,
+        "lora": one_adapter(lora),
+        "cache": cache,
+        "kv": kv,
+    }
+    if program:
+        if json or write is not None:
+            raise PlanError("--program is text", "--program", "leave --json and --write out")
+        _show_program(load(model, rules=rules, **options)[0], model)
+        return
+    made = plan_model(model, rules, **options)
     if write is not None and not made.faults:
         # Before the plan is shown: a drive without room leaves nothing on stdout.
         write_atomically(write, to_rules(made))
@@ -98,6 +106,20 @@ def _show(made: Any) -> None:
         console.width = PIPE_WIDTH
     console.print(plan_table(made.folded_rows(), format_bytes, console.width))
     console.print(made.summary(), soft_wrap=True)
+
+
+def _show_program(loaded: Any, model: str) -> None:
+    """The program on stdout, what it is on stderr.
+
+    Raises:
+        UnsupportedError: the model has none.
+    """
+    made = loaded.ktitan.program
+    note = next(note for note in reversed(loaded.ktitan.plan.notes) if note.startswith("steps run as"))
+    if made is None:
+        raise UnsupportedError(note, model, "use operators that have a form in a program (.cpu, .streamed)")
+    typer.echo(f"{model}, with its weights loaded: {note}", err=True)
+    typer.echo(made.text())
 
 
 def _verdict(made: Any, vram: str | None) -> str:
