@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class _Part:
 
 
 class StepProgram:
-    """Steps of one sequence by an injected model.
+    """Steps of one sequence by an injected model. Any thread may call; one step runs at a time.
 
     Args:
         drafted: the program.
@@ -54,6 +55,7 @@ class StepProgram:
         self._slots: list[torch.Tensor] = []
         self._room = 0
         self._pool: Any = None  # a weak reference to the pool that knows the layers
+        self._one_at_a_time = threading.Lock()  # the values of a step lie in the program's own memory
         self._calls = [item for item in self._placed.items if isinstance(item, Call)]
         self._asks = any(call.extra is not None and call.extra.layer is not None for call in self._calls)
         self._is_native = not self._calls and not self.native.stores
@@ -86,6 +88,10 @@ class StepProgram:
             BudgetError, UnsupportedError, IoError, HardwareError: as the model's own forward; the cache is as it was.
         """
         ids = self._checked(ids, cache)
+        with self._one_at_a_time:
+            return self._run(ids, cache)
+
+    def _run(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
         tokens, start = ids.shape[0], int(cache.get_seq_length())
         self._declare(cache.pool)
         context = self._reserved(cache, tokens)
