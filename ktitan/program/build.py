@@ -15,6 +15,7 @@ from ktitan.native import native_reason
 from ktitan.program.model import draft_model
 from ktitan.program.run import StepProgram
 from ktitan.program.trace import cache_options
+from ktitan.program.windows import window_reason
 from ktitan.shells import PROBE_FAULTS
 
 __all__ = ["NoProgram", "build_program", "check_program"]
@@ -50,9 +51,13 @@ def build_program(model: Any, new_cache: Callable[[], Any], check: bool = True) 
     if reason is not None:
         return NoProgram(reason)
     try:
-        program = StepProgram(draft_model(model, new_cache()))
-        if not program.lowered:
+        drafted = draft_model(model, new_cache())
+        if not drafted.builder.lowered:
             return NoProgram("none of its modules has a form in a program")
+        reason = window_reason(drafted.draft, drafted.trace, new_cache())
+        if reason is not None:
+            return NoProgram(reason)
+        program = StepProgram(drafted)
         if check:
             check_program(program, model, new_cache)
     except KtitanError as error:

@@ -192,3 +192,12 @@ def test_models_of_torch_operators_run_as_modules():
     refused = build_program(model, lambda: native_cache(model))
     assert isinstance(refused, NoProgram) and "none of its modules" in refused.reason
     assert "bfloat16" in build_program(model.bfloat16(), lambda: native_cache(model)).reason
+
+
+def test_a_window_that_is_not_the_models_is_refused():
+    """A short prompt would not show it."""
+    model = on_cpu(tiny_model("gemma3", fresh_seed(), sliding_window=64))
+    program_of(model)
+    model.model.layers[0].self_attn.window = 65
+    refused = build_program(model, lambda: native_cache(model))
+    assert isinstance(refused, NoProgram) and "window of 65" in refused.reason

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import ktitan
+from ktitan.engine.cache import KtitanCache
+from ktitan.engine.kv_native import NativeKVPool
 
 from support.operator_rig import FAMILIES, fresh_seed
 from support.operator_rig import tiny_model as random_model
@@ -66,3 +68,29 @@ def test_streamed(family, share, tmp_path):
     )
     assert model.ktitan.store_stats()["demands"] > 0
     model.ktitan.undo()
+
+
+@pytest.mark.parametrize("format", ["bf16", "q8"])
+def test_rounded_pages(format):
+    """Both ways read what the pages hold."""
+    seed = fresh_seed()
+    model = on_cpu(random_model("qwen3_moe", seed, head_dim=32))
+    caches = [KtitanCache(config=model.config, pool=NativeKVPool(format=format)) for _ in range(2)]
+    program, ids = program_of(model), random_ids(model, 75, seed)
+    for part in ids.split([30, 40, 1, 4]):
+        assert torch.equal(program.run(part, caches[0]), module_logits(model, part, caches[1]))
+
+
+def test_two_sequences_in_turn():
+    seed = fresh_seed()
+    model = on_cpu(random_model("llama", seed))
+    program, ids = program_of(model), random_ids(model, 60, seed)
+    alone = [program.run(part, native_cache(model)) for part in ids.split(20)]
+    pool = NativeKVPool()
+    shared = [KtitanCache(config=model.config, pool=pool) for _ in range(3)]
+    for at in (0, 7):
+        found = [
+            program.run(part[at : 7 if at == 0 else 20], cache)
+            for part, cache in zip(ids.split(20), shared, strict=True)
+        ]
+    assert all(torch.equal(*pair) for pair in zip(alone, found, strict=True))
