@@ -13,9 +13,9 @@ import torch
 import ktitan
 from ktitan.engine.cache import KtitanCache
 from ktitan.engine.generate import generate_tokens, new_cache
+from ktitan.engine.room import context_tokens
 from ktitan.errors import BudgetError, UnsupportedError
 from ktitan.native import native_reason
-from ktitan.server.limits import context_tokens
 
 from support.operator_rig import fresh_seed
 from support.packed_models import write_packed
