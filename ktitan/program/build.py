@@ -62,6 +62,8 @@ def build_program(model: Any, new_cache: Callable[[], Any], check: bool = True) 
             check_program(program, model, new_cache)
     except KtitanError as error:
         return NoProgram(f"{error.where}: {error.message}" if error.where else error.message)
+    except PROBE_FAULTS as error:  # of somebody's forward or lower; the modules may work all the same
+        return NoProgram(f"{type(error).__name__}: {error}")
     logger.info("a program of %d operations runs steps", len(program.native.operations))
     return program
 

@@ -6,11 +6,13 @@ import copy
 from typing import Any
 
 import torch
+from transformers.cache_utils import CacheLayerMixin
 
 from ktitan.native.program import Operation
 from ktitan.program.draft import Draft
 from ktitan.program.trace import ModelTrace
 from ktitan.program.traced import arguments_of
+from ktitan.shells import PROBE_FAULTS
 
 __all__ = ["window_reason"]
 
@@ -32,7 +34,10 @@ def window_reason(draft: Draft, trace: ModelTrace, cache: Any) -> str | None:
     config = trace.model.config.get_text_config(decoder=True)
     named = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
     tokens = max(_LEAST_TOKENS, 2 * max([*windows.values(), *named], default=0) + 3)
-    calls, _ = trace.run(torch.zeros(1, dtype=torch.int64), tokens, _pretending(cache, tokens))
+    try:
+        calls, _ = trace.run(torch.zeros(1, dtype=torch.int64), tokens, _pretending(cache, tokens))
+    except PROBE_FAULTS as error:
+        return f"its masks for a long sequence could not be made: {error}"
     for number, called in trace.layer_calls(calls).items():
         mask = arguments_of(called.module, called.args, called.kwargs).get("attention_mask")
         if number in windows and not torch.equal(_seen(mask, tokens + 1), _expected(windows[number], tokens + 1)):
@@ -53,21 +58,29 @@ def _expected(window: int, keys: int) -> torch.Tensor:
     return torch.arange(keys) >= (keys - window if window else 0)
 
 
-class _PretendedLayer:
+class _PretendedLayer(CacheLayerMixin):
     """What masks ask of a cache's layer, which says that it holds tokens."""
 
-    is_compileable = False
-    is_initialized = True
-
     def __init__(self, tokens: int, is_sliding: bool) -> None:
+        super().__init__()
         self._tokens = tokens
         self.is_sliding = is_sliding
+        self.is_initialized = True
 
     def get_seq_length(self) -> int:
         return self._tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._tokens + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise TypeError("there are no keys")
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("there are no keys")
 
 
 def _pretending(cache: Any, tokens: int) -> Any:
