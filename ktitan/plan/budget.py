@@ -17,10 +17,9 @@ from ktitan.plan.kv import (
     kv_faults,
     kv_token_bytes,
     paged,
-    streamed_chunk,
-    workspace_bytes,
 )
 from ktitan.plan.rows import Plan
+from ktitan.plan.workspace import Attention, streamed_chunk, workspace_bytes
 from ktitan.tiers import TIERS, format_bytes
 
 __all__ = ["add_budget"]
@@ -58,21 +57,30 @@ def add_budget(
     per_token = kv_token_bytes(model, dtype, kv)
     if per_token is None:
         plan.notes.append("the config does not tell the size of the KV cache; it is counted as 0")
+    attention = _attention(plan)
     plan.chunk_tokens = min(PREFILL_TOKENS, plan.context_tokens)  # no prompt is longer
     if any(stream.expert_slots for stream in plan.streams):
-        plan.chunk_tokens = streamed_chunk(model, dtype, _limit(plan, "ram", hardware), plan.context_tokens)
+        limit = _limit(plan, "ram", hardware)
+        plan.chunk_tokens = streamed_chunk(model, dtype, limit, plan.context_tokens, attention)
     shares = _attention_shares(model, devices)
     plan.add_problem(UnsupportedError, kv_faults(model, dtype, shares, kv))
     for tier, share in shares.items():
         uses = parts.setdefault(tier, {"weights": 0, "kv": 0, "workspace": 0})
         uses["kv"] += int((per_token or 0) * paged(plan.context_tokens) * share)
-        uses["workspace"] += workspace_bytes(model, dtype, plan.chunk_tokens)
+        kind = Attention.FUSED if tier == "vram" else attention
+        uses["workspace"] += workspace_bytes(model, dtype, plan.chunk_tokens, plan.context_tokens, kind)
     if plan.streams:
         add_cache(plan, parts.setdefault("ram", {"weights": 0, "kv": 0, "workspace": 0}), _limit(plan, "ram", hardware))
     plan.parts = {tier: parts[tier] for tier in TIERS if tier in parts}
     plan.limits = {tier: limit for tier in plan.parts if (limit := _limit(plan, tier, hardware)) is not None}
     faults = [_too_small(plan, tier, limit) for tier, limit in plan.limits.items() if plan.totals[tier] > limit]
     plan.add_problem(BudgetError, faults + _full_cards(plan, hardware))
+
+
+def _attention(plan: Plan) -> Attention:
+    """Native where all attention layers are."""
+    names = {row.operator for row in plan.rows if row.operator.startswith("attention.")}
+    return Attention.NATIVE if names == {"attention.cpu"} else Attention.TORCH
 
 
 def _attention_shares(model: nn.Module, devices: Mapping[str, torch.device]) -> dict[str, float]:

@@ -7,8 +7,9 @@ from accelerate.utils import compute_module_sizes
 from torch import nn
 
 from ktitan.hardware import Hardware
-from ktitan.plan.kv import context_length, kv_token_bytes, workspace_bytes
+from ktitan.plan.kv import PREFILL_TOKENS, context_length, kv_token_bytes
 from ktitan.plan.make import model_dtype
+from ktitan.plan.workspace import Attention, workspace_bytes
 from ktitan.tiers import Budget
 
 __all__ = ["fill"]
@@ -71,7 +72,9 @@ def _first_with(room: dict[torch.device, int], size: int) -> torch.device:
 def _room(model: nn.Module, budget: Budget, hardware: Hardware, context_tokens: int | None) -> dict[torch.device, int]:
     """Bytes for weights on each GPU: what is free, within the budget, less KV, workspace and a reserve."""
     dtype = model_dtype(model)
-    other = (kv_token_bytes(model, dtype) or 0) * context_length(model, context_tokens) + workspace_bytes(model, dtype)
+    tokens = context_length(model, context_tokens)
+    other = (kv_token_bytes(model, dtype) or 0) * tokens
+    other += workspace_bytes(model, dtype, min(PREFILL_TOKENS, tokens), tokens, Attention.FUSED)
     left = budget.vram_bytes if budget.vram_bytes is not None else sum(gpu.free_bytes for gpu in hardware.gpus)
     room: dict[torch.device, int] = {}
     for number, gpu in enumerate(hardware.gpus):
