@@ -25,9 +25,9 @@ def float32_reason(context: OperatorContext) -> str | None:
 def runs_natively(x: torch.Tensor, module: nn.Module) -> bool:
     """Whether a call of `module` with `x` can be a native one; if not, it computes by the formula of its torch sibling.
 
-    That is so after a cast of the whole model, where a gradient is wanted (the library has no backward pass), and while
-    a graph is recorded, which must hold torch's operations.
+    That is so after a cast of the whole model, under autocast, where a gradient is wanted (the library has no backward
+    pass), and while a graph is recorded, which must hold torch's operations.
     """
-    if x.dtype is not torch.float32 or x.device.type != "cpu" or is_recorded():
+    if x.dtype is not torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or is_recorded():
         return False
     return not torch.is_grad_enabled() or not (x.requires_grad or any(one.requires_grad for one in module.parameters()))

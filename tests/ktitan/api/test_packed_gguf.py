@@ -1,10 +1,10 @@
 """Packed GGUF models of every type and family, loaded whole, against stock transformers on dequantised weights."""
 
-import numpy as np
 import pytest
 import torch
 
 import ktitan
+from ktitan.native.library import set_threads, threads
 
 from support.gguf_blocks import PACKED
 from support.operator_rig import fresh_seed
@@ -131,18 +131,22 @@ def test_memory_is_that_of_the_file(tmp_path):
     assert {row.kernel.split()[1] for row in plan.rows if row.operator == "linear.cpu"} == {"q4_k"}
 
 
-def test_greedy_text_is_the_same_for_all_chunks(tmp_path):
-    """Operators give the same bits for any split; attention here is torch's, so only tokens are compared."""
-    write_packed(tmp_path / "m.gguf", "qwen3", "q4_k", fresh_seed())
+@pytest.mark.parametrize("family", ["qwen3", "mixtral", "deepseek_v3"])
+def test_logits_have_the_same_bits_for_all_chunks_and_threads(tmp_path, family):
+    write_packed(tmp_path / "m.gguf", family, "q4_k", fresh_seed())
     model, _ = ktitan.load(tmp_path / "m.gguf", device="cpu")
-    ids = torch.randint(
-        3, 64, (1, 50), generator=torch.Generator().manual_seed(int(np.random.default_rng().integers(99)))
-    )
-    runs = [
-        list(ktitan.api.generate_tokens(model, ids, max_new_tokens=8, ignore_eos=True, chunk_tokens=chunk))
-        for chunk in (7, 64)
-    ]
-    assert runs[0] == runs[1]
+    ids = torch.randint(3, 64, (1, 150), generator=torch.Generator().manual_seed(fresh_seed()))
+    before, runs = threads(), []
+    try:
+        for count, chunk in ((1, 150), (1, 7), (2, 64), (3, 149)):
+            set_threads(count)
+            cache = ktitan.api.new_cache(model)
+            with torch.inference_mode():
+                parts = [model(part, past_key_values=cache, use_cache=True).logits for part in ids.split(chunk, dim=1)]
+            runs.append(torch.cat(parts, dim=1))
+    finally:
+        set_threads(before)
+    assert all(torch.equal(run, runs[0]) for run in runs)
 
 
 def without_gating(family, path, more=None):

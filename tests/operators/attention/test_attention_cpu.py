@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import DynamicCache, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from ktitan.engine.cache import KtitanCache
 from ktitan.engine.kv_native import NativeKVPool
@@ -297,9 +299,31 @@ def test_calls_that_cannot_be_native_compute_as_attention_torch(family, seed):
     operator.o_proj.requires_grad_()  # a projection that is trained
     operator(x.detach(), position_embeddings=positions)[0].sum().backward()
     assert operator.o_proj.weight.grad is not None
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        answers = [one(x, position_embeddings=positions)[0] for one in (operator, twin)]
+    assert torch.equal(*answers)
     half, positions = x.detach().bfloat16(), positions_of(stock, 1, 5, torch.bfloat16)
     answers = [one.bfloat16()(half, position_embeddings=positions)[0] for one in (operator, twin)]
     assert answers[0].dtype == torch.bfloat16 and torch.equal(*answers)
+
+
+def test_another_implementation_runs_the_stock_forward(seed):
+    reference, model, generator = with_attention_and_norms("llama", seed)
+    ids, seen = random_ids(1, 7, generator), []
+
+    def counted(module, *args, **kwargs):
+        seen.append(type(module))
+        return sdpa_attention_forward(module, *args, **kwargs)
+
+    AttentionInterface.register("counted", counted)
+    AttentionMaskInterface.register("counted", sdpa_mask)
+    for one in (reference, model):
+        one.set_attn_implementation("counted")
+    assert relative_difference(logits(model, input_ids=ids), logits(reference, input_ids=ids)) < 1e-5
+    assert seen == [type(attention_of(reference))] * 4
+    model.set_attn_implementation("eager")
+    with pytest.raises(UnsupportedError, match="output_attentions"):
+        logits(model, input_ids=ids, output_attentions=True)
 
 
 def test_refuses(monkeypatch, seed):
