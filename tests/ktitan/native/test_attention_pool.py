@@ -26,7 +26,7 @@ def filled(case, lengths, format="f32"):
     sequences = [pool.new_sequence() for _ in lengths]
     for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
         keys, values = (x[row, :length].contiguous() for x in (case.key, case.value))
-        assert pool.append(LAYER, [sequence], [length], keys.data_ptr(), values.data_ptr(), None)
+        assert pool.append(LAYER, [sequence], [length], (keys.data_ptr(), values.data_ptr()), None)
     return pool, sequences
 
 
