@@ -5,9 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import ktitan
 from ktitan.errors import IoError, UnsupportedError
+from ktitan.tiers.replay import parse_sizes, replay_trace
 from ktitan.tiers.trace import load_trace
 
 from support.operator_rig import fresh_seed
@@ -101,6 +103,34 @@ def test_a_model_without_experts_is_refused(tmp_path):
     save_tiny("llama", tmp_path / "m")
     with pytest.raises(UnsupportedError, match="no layer has routed experts"):
         loaded(tmp_path / "m", STOCK).ktitan.record_trace(tmp_path / "t.npz")
+
+
+@pytest.fixture(scope="module")
+def mixtral_trace(repository, tmp_path_factory):
+    """3 layers of 16 experts, 2 chosen, of a random Mixtral that reads our own text byte by byte."""
+    folder = tmp_path_factory.mktemp("mixtral")
+    torch.manual_seed(fresh_seed())
+    sizes = {"hidden_size": 48, "intermediate_size": 8, "num_hidden_layers": 3, "num_local_experts": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(vocab_size=256, **sizes, **heads))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.3)
+    model.save_pretrained(folder / "m")
+    model = loaded(folder / "m", STOCK)
+    text = (repository / "docs" / "architecture.md").read_bytes()[:4096]
+    with model.ktitan.record_trace(folder / "t.npz"):
+        for row in torch.tensor(list(text)).reshape(8, 512):
+            forward(model, row[None])
+    return load_trace(folder / "t.npz")
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_auto_is_not_below_lru_and_lfu_on_another_model_s_trace(mixtral_trace, scope):
+    found = replay_trace(mixtral_trace, parse_sizes("12.5%,25%,50%", 16), ["auto", "lru", "lfu"], scope=scope)
+    for size in {one.size for one in found}:
+        rates = {one.policy: one.hit_rate for one in found if one.size == size}
+        assert rates["auto"] >= max(rates["lru"], rates["lfu"])
 
 
 def recall(trace, most):
