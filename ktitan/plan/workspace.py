@@ -24,6 +24,8 @@ CHUNK_SHARE = 8
 # Live activations of a layer at once: residual, normalised input, the widest module's input, output and product, and
 # two that attention makes of keys and values (`ktitan bench stream --prompt 512` measures the peak against the budget).
 _LIVE_ACTIVATIONS = 7
+# And in attention beside these: queries, keys and values, those that are turned, and the result.
+_LIVE_HEADS = 6
 # What csrc/cpu/expert_pass.h keeps of a (token, expert) pair beside the result: sorted numbers, addresses of rows.
 _PAIR_BYTES = 96
 # Bytes of a number of an expert's inner row: gate, up, and the product as it is quantised; and most of all rows.
@@ -54,35 +56,22 @@ def workspace_bytes(
     context_tokens: int,
     attention: Attention = Attention.TORCH,
 ) -> int:
-    """An upper estimate of what a chunk takes beside weights and KV: `tokens` by the widest layer, attention onto
-    `context_tokens`, what routed experts keep of it, and one row of logits.
+    """An upper estimate of what a chunk takes beside weights and KV: the mask, one row of logits, and the larger of
+    attention onto `context_tokens` and of the rest of a layer, which are not there at the same time. Of torch's own
+    attention on the CPU both: its large pieces come from other pages than those that the allocator keeps of the rest.
     """
-    widest = max((int(module.out_features) for module in _inner_linears(model)), default=0)
-    vocabulary = getattr(text_config(model), "vocab_size", 0) or 0
-    dense = tokens * widest * dtype.itemsize * _LIVE_ACTIVATIONS
-    seen = attention_bytes(model, dtype, tokens, context_tokens, attention)
-    return dense + seen + _expert_bytes(model, tokens) + 4 * vocabulary
-
-
-def attention_bytes(
-    model: nn.Module, dtype: torch.dtype, tokens: int, context_tokens: int, attention: Attention
-) -> int:
-    """What attention of a layer takes, for the last chunk of the context; 0 when the config does not tell its heads."""
     config = text_config(model)
+    widest = max((int(module.out_features) for module in _inner_linears(model)), default=0)
+    vocabulary = getattr(config, "vocab_size", 0) or 0
+    layer = tokens * widest * dtype.itemsize * _LIVE_ACTIVATIONS + _expert_bytes(model, tokens)
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
-        return 0
-    shared = tokens * paged(context_tokens) * _MASK_BYTES + 4 * _POSITION_TABLES * tokens * _rotary_width(config, heads)
-    if getattr(config, "kv_lora_rank", None):
-        return shared + _latent_bytes(config, heads, tokens, context_tokens, attention)
-    if attention is Attention.NATIVE:
-        return shared
-    pairs = heads * tokens * context_tokens
-    layers = getattr(config, "num_hidden_layers", None) or 1
-    gathered = (kv_token_bytes(model, dtype) or 0) // layers * context_tokens
-    if _is_written(model, config):
-        return int(shared + gathered + 4 * pairs * _WRITTEN_SCORES)
-    return int(shared + gathered + 4 * tokens * context_tokens)  # the fused kernel takes a mask of floats
+        return int(layer + 4 * vocabulary)
+    mask = tokens * paged(context_tokens) * _MASK_BYTES
+    tables = 4 * _POSITION_TABLES * tokens * _rotary_width(config, heads)
+    seen = _attention_bytes(model, dtype, tokens, context_tokens, attention)
+    most = layer + seen if attention is Attention.TORCH else max(layer, seen)
+    return int(most + mask + tables + 4 * vocabulary)
 
 
 def streamed_chunk(
@@ -106,6 +95,26 @@ def streamed_chunk(
         if tokens <= context_tokens and workspace_bytes(model, dtype, tokens, context_tokens, attention) <= room:
             return tokens
     return min(PREFILL_TOKENS, context_tokens)
+
+
+def _attention_bytes(
+    model: nn.Module, dtype: torch.dtype, tokens: int, context_tokens: int, attention: Attention
+) -> int:
+    """What attention of a layer takes, for the last chunk of the context."""
+    config = text_config(model)
+    heads: int = config.num_attention_heads
+    own = 2 * tokens * config.hidden_size * dtype.itemsize  # the residual and the normalised input
+    if getattr(config, "kv_lora_rank", None):
+        return own + _latent_bytes(config, heads, tokens, context_tokens, attention)
+    own += _LIVE_HEADS * tokens * heads * _rotary_width(config, heads) * dtype.itemsize
+    if attention is Attention.NATIVE:
+        return own
+    # Pages that are not neighbours, or native ones, are joined for a layer at a time.
+    layers = getattr(config, "num_hidden_layers", None) or 1
+    own += (kv_token_bytes(model, dtype) or 0) // layers * context_tokens
+    if attention is Attention.TORCH and _is_written(model, config):
+        return own + 4 * heads * tokens * context_tokens * _WRITTEN_SCORES
+    return own + 4 * tokens * context_tokens  # the fused kernels take a mask of floats
 
 
 def _latent_bytes(config: Any, heads: int, tokens: int, context_tokens: int, attention: Attention) -> int:

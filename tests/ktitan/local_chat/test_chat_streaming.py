@@ -86,7 +86,8 @@ def test_the_block_follows_an_answer_where_it_was_asked_for(rig, capsys):
     chat.run_once("hi")
     told = errors.getvalue().splitlines()
     assert [line.split(":")[0] for line in told[-4:]] == ["prompt", "answer", "prefetch", "policy"]
-    assert told[-5].endswith("60 % hits, 60.0 MiB read at 25.0 MiB/s")
+    assert told[-5] == "prompt: 0 of 21 tokens kept from before, 21 read"
+    assert told[-6].endswith("60 % hits, 60.0 MiB read at 25.0 MiB/s")
     assert capsys.readouterr().out == "ok!\n"
 
 
