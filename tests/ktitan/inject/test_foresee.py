@@ -63,7 +63,8 @@ AROUND = {
     "rules": [
         *STREAMED["rules"],
         {"match": {"name": r".*\.mlp(\.shared_experts?)?"}, "replace": {"class": ["moe.cpu", "mlp.cpu"]}},
-        {"match": {"name": r".*norm"}, "replace": {"class": "norm.torch"}},
+        {"match": {"name": r".*norm"}, "replace": {"class": "norm.cpu"}},
+        {"match": {"name": r".*\.self_attn"}, "replace": {"class": "attention.cpu"}},
     ],
 }
 
