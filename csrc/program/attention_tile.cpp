@@ -15,7 +15,7 @@ constexpr int64_t RAGGED_ROWS = 4;
 
 // So few rows wait for memory: keys and values are read some at a time, and the next ones are asked for meanwhile.
 constexpr int64_t FEW_ROWS = 8;
-constexpr int64_t CHUNK_KEYS = 8;
+constexpr int64_t CHUNK_KEYS = 12;  // float products take six rows at a time
 
 // Asks for `count` rows of `width` numbers to come into the second-level cache.
 void fetch(const float *row, int64_t stride, int64_t count, int64_t width) {
