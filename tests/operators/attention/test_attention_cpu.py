@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -34,6 +34,7 @@ from support.operator_rig import (
     relative_difference,
     tiny_model,
 )
+from support.tiny_models import CONFIGS
 
 FAMILIES = GROUPED + LATENT
 
@@ -345,6 +346,22 @@ def test_a_rotation_of_another_kind_is_refused(seed):
 
     stock = attention_of(tiny_model("llama", seed))
     assert "turns heads in a way" in find_turning(stock, Twisted(), 10)
+
+
+@pytest.mark.parametrize(
+    ("family", "windows"),
+    [
+        ("mistral", [9, 9, 9]),
+        ("gemma3_text", [9, 0, 9]),
+        ("gpt_oss", [9, 0, 9]),
+        ("qwen2", [0, 0, 0]),
+        ("llama", [0] * 3),
+    ],
+)
+def test_windows_are_those_of_the_stock_forward(family, windows):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    assert [native.window_of(layer.self_attn) for layer in model.model.layers] == windows
 
 
 def test_self_check_finds_wrong_numbers(seed, monkeypatch):
