@@ -23,6 +23,7 @@ __all__ = [
     "RuleError",
     "UnsupportedError",
     "WeightError",
+    "printable",
 ]
 
 
@@ -31,7 +32,7 @@ MOST_SHOWN = 100
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` with control characters escaped: names out of files must not drive a terminal."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
@@ -47,7 +48,7 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         remedy = f"\n  remedy: {self.remedy}" if self.remedy else ""
-        return _printable(f"{place}{self.message}{remedy}")
+        return printable(f"{place}{self.message}{remedy}")
 
 
 class KtitanError(Exception):
@@ -74,7 +75,7 @@ class KtitanError(Exception):
     def __str__(self) -> str:
         if len(self.faults) == 1:
             return f"[{self.code}] {self.faults[0]}"
-        lines = [_printable(f"[{self.code}] {self.message}")]
+        lines = [printable(f"[{self.code}] {self.message}")]
         lines += [f"{number}. {fault}" for number, fault in enumerate(self.faults[:MOST_SHOWN], 1)]
         if len(self.faults) > MOST_SHOWN:
             lines.append(f"and {len(self.faults) - MOST_SHOWN} more")

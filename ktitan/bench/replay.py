@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ktitan.bench.result import Result
+from ktitan.errors import printable
 from ktitan.tiers.options import HALF_LIFE_TOKENS
 from ktitan.tiers.recall import Recall, recalls
 from ktitan.tiers.replay import BYPASS, Outcome, Progress, parse_policies, parse_sizes, replay_trace
@@ -132,7 +133,8 @@ def print_table(replays: Replays) -> None:
     head = "{layers} layers of {experts} experts, {chosen} chosen, {tokens} tokens in {sequences} sequences".format(
         **about
     )
-    console.print(f"{about['model']}: {head}" if about["model"] else head, markup=False, highlight=False)
+    name = printable(f"{about['model']}: ") if about["model"] else ""  # a stranger's, too
+    console.print(name + head, markup=False, highlight=False)
     sizes = list(dict.fromkeys(one.size for one in replays.outcomes))
     table = Table("hits (avoidable misses); slots a layer", box=box.SIMPLE_HEAD)
     for size in sizes:

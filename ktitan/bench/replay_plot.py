@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ktitan.bench.replay import Replays
-from ktitan.errors import IoError, UnsupportedError
+from ktitan.errors import IoError, UnsupportedError, printable
 from ktitan.tiers.replay import Outcome
 
 __all__ = ["check_plot", "plot"]
@@ -23,9 +23,12 @@ def check_plot(path: Path) -> None:
 
     Raises:
         UnsupportedError: matplotlib is missing, or the suffix is unknown.
+        IoError: the folder is not there.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UnsupportedError(f"{path.name} is no picture", "--plot", f"give a name with {', '.join(SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise IoError("its folder is not there", str(path), "make the folder, or name another file")
     _figure_class()
 
 
@@ -45,7 +48,8 @@ def plot(replays: Replays, path: Path) -> None:
     axes.set_title(
         "{experts} experts, {chosen} chosen, {layers} layers, {tokens:,} tokens; ".format(**about) + where, fontsize=10
     )
-    figure.suptitle(f"Hit rate on the trace of {about['model'] or 'a model'}", fontsize=12)
+    title = printable(f"Hit rate on the trace of {about['model'] or 'a model'}")
+    figure.suptitle(title, fontsize=12, parse_math=False)  # a path may have dollar signs
     axes.set_xlabel(f"slots a layer (of {about['experts']} experts)")
     axes.set_ylabel("hits, % of demands")
     axes.grid(alpha=0.3)

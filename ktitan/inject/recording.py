@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -153,10 +154,9 @@ def start_recording(model: nn.Module, path: Path, name: str) -> TraceRecorder:
 
     Raises:
         UnsupportedError: no layers with routed experts, or with different numbers of them.
-        IoError: there is no such folder, or `path` is one.
+        IoError: there is no such folder, or `path` is something else than a file.
     """
-    if path.is_dir() or not path.parent.is_dir():
-        raise IoError("no file can be written there", str(path), "name a file in a folder that exists")
+    _check_place(path)
     layers = [layer for layer in decoder_layers(model) if layer.experts is not None]
     counts = {expert_count(model.get_submodule(str(layer.experts))) for layer in layers}
     if len(counts) != 1:
@@ -171,3 +171,17 @@ def start_recording(model: nn.Module, path: Path, name: str) -> TraceRecorder:
         if sight.router is not None and sight.scale is not None:
             recorder.watch(model.get_submodule(sight.source), _Foretold(recorder, place, sight.router, sight.scale))
     return recorder
+
+
+def _check_place(path: Path) -> None:
+    """Refuse now what could not be written at the end; a device such as /dev/null would be replaced by a file.
+
+    Raises:
+        IoError: as `start_recording`.
+    """
+    try:
+        good = path.parent.is_dir() and os.access(path.parent, os.W_OK) and (path.is_file() or not path.exists())
+    except OSError as error:
+        raise IoError.of(error, "no file can be written there", path) from error
+    if not good:
+        raise IoError("no file can be written there", str(path), "name a file in a folder that you may write to")

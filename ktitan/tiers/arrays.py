@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import os
+import stat
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -14,13 +15,32 @@ import numpy as np
 
 from ktitan.errors import FormatError, IoError
 
-__all__ = ["read_arrays", "write_arrays"]
+__all__ = ["is_file", "read_arrays", "write_arrays"]
 
 # An array that claims more than this is refused; 100,000 tokens of a large model with predictions have 330 MB.
 _MOST_BYTES = 1 << 30
 _MOST_ARRAYS = 64
 # What zipfile and numpy raise for bytes that they cannot read (RuntimeError: a password is wanted).
 _BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, ValueError, EOFError, NotImplementedError, RuntimeError)
+
+
+def is_file(path: Path, what: str) -> bool:
+    """Whether there is a file; not where there is nothing.
+
+    Raises:
+        IoError: there is something else, or nobody can tell (no permission, a name that is too long).
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise IoError.of(error, f"the {what} cannot be read", path) from error
+    except ValueError as error:
+        raise IoError(f"no name of a file: {error}", repr(str(path)), "give another name") from error
+    if not stat.S_ISREG(mode):
+        raise IoError("not a file", str(path), f"give a {what} that ktitan wrote")
+    return True
 
 
 def read_arrays(path: str | Path, what: str) -> dict[str, np.ndarray]:
@@ -36,8 +56,7 @@ def read_arrays(path: str | Path, what: str) -> dict[str, np.ndarray]:
     """
     path = Path(path)
     remedy = f"give a {what} that ktitan wrote"
-    if path.exists() and not path.is_file():
-        raise IoError("not a file", str(path), remedy)
+    is_file(path, what)
     try:
         with zipfile.ZipFile(path) as archive:
             members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
@@ -57,12 +76,12 @@ def read_arrays(path: str | Path, what: str) -> dict[str, np.ndarray]:
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], what: str) -> None:
-    """Write an .npz under another name and rename it.
+    """Write an .npz under another name and rename it; a link stays one, to the new file.
 
     Raises:
         IoError: it cannot be written.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         try:

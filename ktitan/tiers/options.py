@@ -47,10 +47,12 @@ def parse_cache(value: str | CacheOptions | None) -> CacheOptions:
     """`"policy=lru,prefetch=off"` -> CacheOptions.
 
     Raises:
-        UnsupportedError: an unknown option or choice, or one twice.
+        UnsupportedError: an unknown option or choice (also of a CacheOptions), or one twice.
     """
-    if value is None or isinstance(value, CacheOptions):
-        return value or AUTOMATIC
+    if value is None:
+        return AUTOMATIC
+    if isinstance(value, CacheOptions):
+        value = ",".join(f"{name}={getattr(value, name)}" for name in CHOICES)
     if not isinstance(value, str):
         raise UnsupportedError(f"{value!r} is no cache option", "cache", 'write for example "policy=lru,prefetch=off"')
     chosen: dict[str, str] = {}

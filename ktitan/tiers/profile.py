@@ -10,6 +10,7 @@ short session so changes little of what a long one found, and nothing is remembe
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ktitan.errors import Fault, FormatError, IoError, UnsupportedError
-from ktitan.tiers.arrays import read_arrays, write_arrays
+from ktitan.tiers.arrays import is_file, read_arrays, write_arrays
 
 __all__ = ["DECAY", "Profile", "ProfileFile", "Start", "digest_of", "load_profile", "merge", "save_profile", "start_of"]
 
@@ -166,10 +167,12 @@ class ProfileFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        is_there = is_file(self.path, "profile")
         if not self.path.absolute().parent.is_dir():
             raise IoError("its folder is not there", str(path), "make the folder, or name another file")
-        self.found = load_profile(path) if self.path.exists() else None
+        self.found = load_profile(path) if is_there else None
         self._saved: np.ndarray | None = None
+        self._lock = threading.Lock()
 
     def save(self, session: Profile) -> None:
         """Merge all that this session chose so far with what is in the file now; may be called again.
@@ -180,12 +183,14 @@ class ProfileFile:
         """
         if not session.tokens.any():
             return
-        there = load_profile(self.path) if self.path.exists() else None
-        if there is None:
-            merged = session
-        else:
-            there.check_like(session, str(self.path))
-            fresh = session.tokens if self._saved is None else session.tokens - self._saved
-            merged = merge(there, fresh, begins=self._saved is None)
-        save_profile(self.path, merged)
-        self._saved = session.tokens
+        with self._lock:
+            there = load_profile(self.path) if is_file(self.path, "profile") else None
+            if there is None:
+                merged = session
+            else:
+                there.check_like(session, str(self.path))
+                # Another thread may have saved more than this one had seen.
+                fresh = session.tokens if self._saved is None else np.maximum(session.tokens - self._saved, 0)
+                merged = merge(there, fresh, begins=self._saved is None)
+            save_profile(self.path, merged)
+            self._saved = session.tokens if self._saved is None else np.maximum(session.tokens, self._saved)

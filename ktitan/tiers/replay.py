@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ktitan.errors import UnsupportedError
+from ktitan.errors import BudgetError, UnsupportedError
 from ktitan.native import native_reason
 from ktitan.native.replay import Replayed, ReplaySpec, replay, replay_optimal
 from ktitan.tiers.options import CHOICES, HALF_LIFE_TOKENS, POLICIES, CacheOptions
-from ktitan.tiers.pools import Pooled, share_out
+from ktitan.tiers.pools import LEAST_SLOTS, Pooled, share_out
 from ktitan.tiers.trace import Trace
 
 __all__ = ["DEFAULT_POLICIES", "Outcome", "Size", "parse_policies", "parse_sizes", "replay_trace"]
@@ -86,15 +86,14 @@ def parse_sizes(text: str, experts: int) -> list[Size]:
     for item in (part.strip() for part in text.split(",")):
         number = item.removesuffix("%")
         try:
-            value = float(number) if item.endswith("%") else int(number)
+            value = experts * float(number) / 100 if item.endswith("%") else int(number)
         except ValueError:
             value = 0
-        slots = round(experts * value / 100) if item.endswith("%") else int(value)
-        if not (value > 0 and slots <= experts):
+        if not 0 < value <= experts:
             raise UnsupportedError(
                 f"{item!r} is no size for {experts} experts", "slots", "write for example 12.5%,25%,16"
             )
-        sizes.append(Size(item, max(slots, 1)))
+        sizes.append(Size(item, max(round(value), 1)))
     return sizes
 
 
@@ -169,6 +168,8 @@ def _as_chosen(hit: np.ndarray, order: np.ndarray) -> np.ndarray:
 def _spec(trace: Trace, size: Size, options: CacheOptions) -> ReplaySpec:
     """The cache as the store would share it out."""
     records = [Pooled(1, layer) for layer in range(trace.layers) for _ in range(trace.n_experts)]
+    if size.slots * trace.layers < min(LEAST_SLOTS, len(records)):
+        raise BudgetError(f"{size.text} is a cache of one slot in all", "slots", f"give {LEAST_SLOTS} slots at least")
     shares = share_out(size.slots * trace.layers, records, (), (), options)
     starts = trace.row_starts[:-1]
     return ReplaySpec(

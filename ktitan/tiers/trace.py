@@ -5,6 +5,7 @@ An .npz with the arrays of `Trace` by name. `--record-trace` writes one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ __all__ = ["Trace", "load_trace", "save_trace"]
 _REMEDY = "record the trace again with --record-trace"
 _MOST_EXPERTS = 1 << 15
 _LONGEST_NAME = 1000
+# Experts of all layers: five times those of the largest models. A replay takes time and memory for each.
+_MOST_RECORDS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,17 @@ def _kind_faults(found: Mapping[str, np.ndarray]) -> list[str]:
         elif array.dtype.name not in kinds.split(", ") or array.ndim != dimensions:
             faults.append(f"{name} is {array.dtype} with {array.ndim} dimensions, not {kinds} with {dimensions}")
     model = found.get("model")
-    if model is not None and (model.dtype.kind != "U" or model.ndim or model.dtype.itemsize > 4 * _LONGEST_NAME):
+    if model is not None and not _is_short_text(model):
         faults.append("model is no short text")
     return faults
+
+
+def _is_short_text(array: np.ndarray) -> bool:
+    """Also whether Python can have such a text at all: numpy takes any four bytes for a character."""
+    if array.dtype.kind != "U" or array.ndim or array.dtype.itemsize > 4 * _LONGEST_NAME:
+        return False
+    codes = np.frombuffer(array.astype("=U").tobytes(), np.uint32)
+    return not codes.size or int(codes.max()) <= sys.maxunicode
 
 
 def _shape_faults(found: Mapping[str, np.ndarray]) -> list[str]:
@@ -151,6 +162,8 @@ def _value_faults(found: Mapping[str, np.ndarray]) -> list[str]:
     faults = []
     if not topk.shape[2] <= experts <= _MOST_EXPERTS:
         return [f"n_experts is {experts}, with {topk.shape[2]} chosen"]
+    if topk.shape[0] * experts > _MOST_RECORDS:
+        return [f"{topk.shape[0]} layers of {experts} experts are more than {_MOST_RECORDS} experts in all"]
     if int(topk.max()) >= experts:
         faults.append(f"topk names expert {int(topk.max())} of {experts}")
     elif topk.shape[2] > 1 and (np.diff(np.sort(topk, axis=2), axis=2) == 0).any():

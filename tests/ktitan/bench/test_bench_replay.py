@@ -2,6 +2,7 @@
 
 import builtins
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from ktitan.bench.replay_plot import check_plot
 from ktitan.cli.main import app
 from ktitan.errors import UnsupportedError
-from ktitan.tiers.trace import Trace, save_trace
+from ktitan.tiers.trace import Trace, load_trace, save_trace
 
 run = CliRunner().invoke
 
@@ -44,6 +45,12 @@ def test_the_table_has_every_policy(trace):
     assert all(word in done.stdout for word in ("a[b]c", "belady-bypass", "slru", "4 guesses", "from dense"))
 
 
+def test_a_name_does_not_drive_the_terminal(trace, tmp_path):
+    save_trace(tmp_path / "t.npz", replace(load_trace(trace), model="\x1b[31mred"))
+    done = run(app, ["bench", "replay", str(tmp_path / "t.npz"), "--slots", "50%", "--policy", "lru"])
+    assert done.exit_code == 0 and "\x1b" not in done.stdout and r"\x1b[31mred" in done.stdout
+
+
 def test_a_picture_is_drawn(trace, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "hits.svg"
@@ -75,6 +82,8 @@ def test_bad_input_is_told(trace, tmp_path):
         ([str(trace), "--slots", "9"], "UnsupportedError"),
         ([str(trace), "--policy", "mru"], "UnsupportedError"),
         ([str(trace), "--scope", "world"], "UnsupportedError"),
+        ([str(trace), "--slots", "nan%"], "UnsupportedError"),
+        ([str(trace), "--plot", str(tmp_path / "none" / "hits.svg")], "IoError"),
     ):
         done = run(app, ["bench", "replay", *arguments])
         assert done.exit_code == 2 and error in done.stderr

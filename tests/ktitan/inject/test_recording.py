@@ -1,6 +1,7 @@
 """Recorded routing: what the routers chose, for any operator, and the fixture's trace and recall."""
 
 import copy
+import os
 
 import numpy as np
 import pytest
@@ -73,8 +74,10 @@ def test_every_operator_gives_the_stock_model_s_choices(folder, tmp_path):
 
 def test_what_goes_wrong(folder, tmp_path):
     model = loaded(folder, by("experts.cpu"))
-    with pytest.raises(IoError, match="no file can be written"):
-        model.ktitan.record_trace(tmp_path / "missing" / "t.npz")
+    os.mkfifo(tmp_path / "pipe")  # as /dev/null, it would be replaced by a file
+    for name in ("missing/t.npz", "pipe", "x" * 300):
+        with pytest.raises(IoError, match="no file can be written"):
+            model.ktitan.record_trace(tmp_path / name)
     with pytest.raises(UnsupportedError, match="nothing was recorded"), model.ktitan.record_trace(tmp_path / "t.npz"):
         pass
     recorder = model.ktitan.record_trace(tmp_path / "t.npz")

@@ -27,6 +27,13 @@ def test_all_faults_at_once() -> None:
     assert "lru" in caught.value.faults[0].remedy
 
 
+def test_options_of_a_program_are_looked_at_too() -> None:
+    assert parse_cache(CacheOptions("lru", "global", "off")) == CacheOptions("lru", "global", "off")
+    with pytest.raises(UnsupportedError) as caught:
+        parse_cache(CacheOptions("best", "layer", "maybe"))
+    assert len(caught.value.faults) == 2
+
+
 def test_guests_need_spare_slots() -> None:
     assert CacheOptions().has_guests
     assert CacheOptions(policy="admitting", prefetch="off").has_guests

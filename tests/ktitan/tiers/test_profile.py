@@ -1,11 +1,13 @@
 """Profiles: what is kept of sessions, whose they are, and that a wrong one costs no hits."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 
 import ktitan
-from ktitan.errors import FormatError, IoError, UnsupportedError
+from ktitan.errors import FormatError, IoError, KtitanError, UnsupportedError
 from ktitan.tiers.arrays import write_arrays
 from ktitan.tiers.profile import Profile, ProfileFile, digest_of, load_profile, merge, save_profile, start_of
 
@@ -65,6 +67,37 @@ def test_a_first_session_that_saves_twice_counts_once(tmp_path):
     file.save(profile(1, 1, 0, 0, 0, 0))
     file.save(profile(1, 3, 0, 0, 0, 0))
     np.testing.assert_array_equal(load_profile(tmp_path / "p").tokens, [1, 3, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    with pytest.raises(IoError):
+        ProfileFile(tmp_path / name)
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "link").symlink_to("p")
+    ProfileFile(tmp_path / "link").save(profile(1, 0, 0, 0, 0, 0))
+    assert (tmp_path / "link").is_symlink()
+    assert load_profile(tmp_path / "p").tokens[0] == 1
+
+
+def test_threads_that_save_at_once_count_a_session_once(tmp_path):
+    file, faults = ProfileFile(tmp_path / "p"), []
+
+    def save(count):
+        try:
+            file.save(profile(count, 0, 0, 0, 0, 0))
+        except KtitanError as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=save, args=(count,)) for count in range(1, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert load_profile(tmp_path / "p").tokens[0] == 12
 
 
 def test_another_models_profile_is_refused(tmp_path):

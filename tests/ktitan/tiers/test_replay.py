@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ktitan.errors import UnsupportedError
+from ktitan.errors import BudgetError, UnsupportedError
 from ktitan.native.replay import ReplaySpec, replay, replay_optimal
 from ktitan.tiers.options import POLICIES
 from ktitan.tiers.recall import recalls
@@ -105,6 +105,12 @@ def test_a_cache_without_slots_is_refused():
         replay_optimal(broken, True)
 
 
+def test_one_slot_in_all_is_too_few():
+    spec = random_spec(np.random.default_rng(), layers=1)
+    with pytest.raises(BudgetError, match="one slot in all"):
+        replay_trace(trace_of(spec), [Size("1", 1)], ["lru"])
+
+
 def test_hits_stand_where_the_trace_names_the_expert():
     """The first demand of an expert is no hit, whatever the order in which a token names its experts."""
     random = np.random.default_rng()
@@ -122,7 +128,7 @@ def test_hits_stand_where_the_trace_names_the_expert():
 def test_sizes_and_policies():
     assert parse_sizes("12.5%, 25%,16", 32) == [Size("12.5%", 4), Size("25%", 8), Size("16", 16)]
     assert parse_policies("LRU,auto,lru") == ["lru", "auto"]
-    for text in ("0", "33", "x", "200%", "", "-1"):
+    for text in ("0", "33", "x", "200%", "", "-1", "nan%", "inf%", "1e400%"):
         with pytest.raises(UnsupportedError):
             parse_sizes(text, 32)
     with pytest.raises(UnsupportedError, match="policy"):

@@ -42,6 +42,15 @@ def test_what_is_saved_is_loaded(tmp_path, predicted):
     assert (found.layers, found.tokens, found.chosen, found.predicted is None) == (2, 12, 2, not predicted)
 
 
+def of_layers(layers):
+    return {
+        "topk": np.tile(np.array([0, 1], np.uint8), (layers, 12, 1)),
+        "weights": np.ones((layers, 12, 2), np.float16),
+        "layer_ids": np.arange(layers, dtype=np.int32),
+        "predicted": None,
+    }
+
+
 CASES = {
     "no array weights": {"weights": None},
     "topk is float64": {"topk": np.zeros((1, 2, 3))},
@@ -57,6 +66,8 @@ CASES = {
     "layer_ids does not ascend": {"layer_ids": np.array([4, 2], np.int32)},
     "outside of 0..5": {"predicted": np.full((2, 12, 4), 6, np.int16)},
     "no short text": {"model": np.zeros(3)},
+    "model is no short": {"model": np.frombuffer(b"\xff\xff\xff\xff", "<U1")[0:1].reshape(())},
+    "experts in all": {"n_experts": np.int32(32768), **of_layers(5)},
 }
 
 
