@@ -117,7 +117,7 @@ class QuickChoice:
         """exp(logits / temperature) but for a factor, and the largest of them."""
         highest = best / self.temperature
         if abs(highest) < _SAFE:
-            scores = logits * np.float32(1 / self.temperature)
+            scores: np.ndarray = logits * np.float32(1 / self.temperature)
         else:
             scores, highest = logits / np.float32(self.temperature), 0.0
             scores -= np.float32(best) / np.float32(self.temperature)
