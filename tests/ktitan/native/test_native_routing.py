@@ -96,6 +96,7 @@ def test_numbers_that_are_none():
                 index, _ = routed(logits, chosen=5, scores=scores, **form)
                 assert sorted(index) == [0, 1, 2, 3, 4]
     assert routed([1.0, nan, 2.0, nan], chosen=3, scores="sigmoid")[0] == [2, 0, 1]
+    assert routed([nan, 1.0, nan, 2.0], chosen=3, scores="sigmoid")[0] == [3, 1, 0]
     assert sorted(routed([nan] * 4, chosen=2, groups=2, groups_kept=1)[0]) == [0, 1]
 
 
