@@ -1,11 +1,14 @@
 """Attention on tensors: values against float64, and equal bits however the work and the prompt are cut."""
 
 import itertools
+import shutil
+import subprocess
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from test_native_symbols import CXX
 
 from ktitan.errors import UnsupportedError
 from ktitan.native import library
@@ -151,6 +154,18 @@ def test_heads_have_their_own_matrices(native, rng, two_threads, format):
         torch.testing.assert_close(found.double(), torch.einsum("hrc,thc->thr", wide, x.double()), rtol=1e-4, atol=1e-4)
         with use_isa("generic"):
             assert same_bits(heads_product(matrix, heads, x[-1:]), found[-1:])
+
+
+def test_any_forms_and_wrong_arguments(native, rng, repository, tmp_path):
+    """Without sanitizers here; `make asan` runs more of it with them."""
+    if shutil.which(CXX[0]) is None:
+        pytest.skip(f"no {CXX[0]}")
+    source, made = repository / "csrc/cpu/check/attend_fuzz.cpp", tmp_path / "attend_fuzz"
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", f"-Wl,-rpath,{library.LIBRARY.parent}"]
+    subprocess.run([*CXX, *flags, source, library.LIBRARY, "-o", made], check=True)
+    seed = str(int(rng.integers(1 << 60)))
+    done = subprocess.run([made, "--seed", seed, "--calls", "1000"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_is_refused(native, rng):
