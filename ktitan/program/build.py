@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ktitan.context import step
 from ktitan.errors import KtitanError, UnsupportedError
@@ -84,7 +85,8 @@ def check_program(program: StepProgram, model: Any, new_cache: Callable[[], Any]
                 expected = _module_logits(model, ids[first:end], first, caches[0])
                 found = program.run(ids[first:end], caches[1])
             except PROBE_FAULTS as error:
-                raise UnsupportedError(f"it cannot be run both ways: {error}", type(model).__name__) from error
+                message = f"it cannot be run both ways: {error}"
+                raise UnsupportedError(message, type(model).__name__, "run it as modules") from error
             if not torch.equal(expected, found):
                 where = "a prompt" if first == 0 else "a token"
                 difference = float((expected - found).abs().max())
@@ -117,9 +119,10 @@ def _model_reason(model: Any) -> str | None:
     elsewhere = next((tensor for tensor in tensors if tensor.device.type != "cpu"), None)
     if elsewhere is not None:
         return f"a part of it is on {elsewhere.device}"
-    if model.dtype is not torch.float32:
-        return f"programs compute in float32, the model in {str(model.dtype).removeprefix('torch.')}"
-    return None if hasattr(model, "config") else "it has no config"
+    other = next((tensor.dtype for tensor in tensors if tensor.dtype is not torch.float32), None)
+    if other is not None:
+        return f"programs compute in float32, a part of the model is {str(other).removeprefix('torch.')}"
+    return None if isinstance(model, PreTrainedModel) else "it is no model of transformers"
 
 
 def _cache_reason(cache: Any) -> str | None:

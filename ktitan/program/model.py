@@ -23,6 +23,7 @@ from ktitan.shells import PROBE_FAULTS
 __all__ = ["Drafted", "draft_model"]
 
 _TOKENS = 3
+_AS_MODULES = "run it as modules"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _refuse_hooks(trace: ModelTrace) -> None:
     for module in trace.around:
         reason = hook_reason(module)
         if reason is not None:
-            raise UnsupportedError(reason, type(module).__name__)
+            raise UnsupportedError(reason, type(module).__name__, _AS_MODULES)
 
 
 class _Unsolved(Exception):
@@ -90,10 +91,11 @@ class _Writer:
             try:
                 calls, logits = self.trace.run(torch.arange(_TOKENS), 0, cache, Answers(0))
             except PROBE_FAULTS as error:
-                raise UnsupportedError(f"its forward could not be tried with stand-ins: {error}") from error
+                message = f"its forward could not be tried with stand-ins: {error}"
+                raise UnsupportedError(message, type(self.model).__name__, _AS_MODULES) from error
         schema = solve_calls(calls, logits, None, lambda _: Extra())
         if isinstance(schema, str):
-            raise UnsupportedError(schema, type(self.model).__name__)
+            raise UnsupportedError(schema, type(self.model).__name__, _AS_MODULES)
         self._find_sources(calls)
         self.layers = self.trace.layer_calls(calls)
         with self.builder.inside(self.model):
@@ -109,7 +111,7 @@ class _Writer:
             source = PositionSource(call.module, call.args, call.kwargs)
             reason = length_reason(source, longest)
             if reason is not None:
-                raise UnsupportedError(reason, call.path)
+                raise UnsupportedError(reason, call.path, _AS_MODULES)
             self.sources.update((id(tensor), source) for tensor in tensors_in(call.answer))
 
     def _emit(self, schema: Schema, hidden: Value | None, child: Any) -> Value:

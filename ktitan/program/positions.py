@@ -74,7 +74,9 @@ class PositionTables:
         """
         source, turning = self.sources.get(id(layer)), getattr(layer, "turning", None)
         if source is None or turning is None:
-            raise UnsupportedError("it is not known where its position embeddings come from")
+            raise UnsupportedError(
+                "it is not known where its position embeddings come from", type(layer).__name__, "run it as a module"
+            )
         key = (id(source), turning.step, width)
         if key not in self._numbers:
             self._tables.append(_Table(source, lambda given: turning.table(given, 1), torch.empty(0, width)))

@@ -47,7 +47,7 @@ class ModelTrace:
         count = model.config.get_text_config(decoder=True).num_hidden_layers
         lists = [path for path, one in model.named_modules() if isinstance(one, nn.ModuleList) and len(one) == count]
         if not lists:
-            raise UnsupportedError("it has no list of decoder layers", type(model).__name__)
+            raise UnsupportedError("it has no list of decoder layers", type(model).__name__, "run it as modules")
         self.number_of = {f"{lists[0]}.{number}": number for number in range(count)}
         parents = lists[0].split(".")[:-1]
         self._open = frozenset(".".join(parents[: depth + 1]) for depth in range(len(parents)))
