@@ -49,6 +49,8 @@ _GAUGES = (
     ("guess_gain_ns", "stream_guess_gain_seconds", 1e9, "Time that guesses saved in a step by the last comparison."),
     ("resident_bytes", "stream_resident_bytes", 1, "Bytes of the cache that hold something."),
 )
+# 0 until there is something to say, as in Figures.
+_NONE_IF_ZERO = ("guess_gain_ns",)
 _POLICY = "Caching policy that decides now: 1 for it, 0 for the others."
 
 
@@ -79,6 +81,8 @@ class StreamMetrics:
         for counter, name, divisor, text in _PLAIN:
             yield CounterMetricFamily(f"ktitan_{name}", text, value=self._grown(counters, counter) / divisor)
         for counter, name, divisor, text in _GAUGES:
+            if counter in _NONE_IF_ZERO and not _value(counters, counter):
+                continue
             yield GaugeMetricFamily(f"ktitan_{name}", text, value=_value(counters, counter) / divisor)
         states = {policy: policy == POLICIES[counters["policy"]] for policy in POLICIES}
         yield StateSetMetricFamily("ktitan_stream_policy", _POLICY, value=states)

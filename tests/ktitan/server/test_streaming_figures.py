@@ -95,6 +95,14 @@ def test_every_metric_can_be_read_and_has_a_text(streamed):
         assert kinds <= {"counter", "gauge", "stateset"}
 
 
+def test_the_gain_of_guesses_is_absent_before_a_comparison(streamed):
+    metrics, counters = streamed
+    assert "ktitan_stream_guess_gain_seconds" not in text_of(metrics)
+    assert Figures.between(None, counters, 1.0).guess_gain_seconds is None
+    counters["guess_gain_ns"] = 3_000_000
+    assert "ktitan_stream_guess_gain_seconds 0.003\n" in text_of(metrics)
+
+
 def test_a_counter_never_falls(streamed):
     metrics, counters = streamed
     for seconds in (2, 1, 3):
@@ -110,7 +118,8 @@ def test_nothing_is_shown_where_nothing_is_streamed():
 
 def test_the_page_of_telemetry_names_every_metric_and_figure(streamed, repository):
     page = (repository / "docs" / "telemetry.md").read_text("utf-8")
-    metrics, _ = streamed
+    metrics, counters = streamed
+    counters["guess_gain_ns"] = 1
     shown = {one.name for one in parser.text_string_to_metric_families(text_of(metrics, "text/plain"))}
     names = {name for name in shown if name.startswith(("ktitan_stream", "ktitan_tier"))}
     written = set(re.findall(r"`(\w+)`", page))
