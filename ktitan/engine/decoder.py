@@ -11,6 +11,7 @@ import torch
 
 from ktitan.context import step
 from ktitan.engine.cache import KtitanCache
+from ktitan.engine.kv_native import NativeKVPool
 from ktitan.engine.sampling import Sampler
 from ktitan.engine.stats import GenerationStats
 from ktitan.engine.steps import Token, score_token
@@ -95,6 +96,7 @@ class Decoder:
         self._arguments[self._keyword] = cache
         if isinstance(cache, KtitanCache):
             self._pool = cache.pool
+        if isinstance(self._pool, NativeKVPool):
             # None too while the modules do more than the program: hooks, a recording, an adapter of somebody else's.
             self._program = getattr(getattr(self._model, "ktitan", None), "program", None)
 
