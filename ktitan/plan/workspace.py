@@ -118,19 +118,22 @@ def _attention_bytes(
 
 
 def _latent_bytes(config: Any, heads: int, tokens: int, context_tokens: int, attention: Attention) -> int:
-    """Attention on latents: absorbed where that is native, else the larger of what torch may choose."""
+    """Attention on latents: absorbed where that is native, or costs fewer multiplications for many tokens
+    (ktitan.operators.attention.latent), else on keys and values that kv_b_proj makes.
+    """
     rank, rope, value = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
     nope = getattr(config, "qk_nope_head_dim", 0)
+    pairs = heads * tokens * context_tokens
     # Queries on latents, those joined with their rotated parts, and sums of latents; the last become values.
     absorbed = 4 * heads * tokens * (3 * rank + 2 * rope + value)
     if attention is Attention.NATIVE:
         return int(absorbed)
-    # Keys and values that kv_b_proj makes; keys joined with the rotated part, and those once more as they are scaled.
+    if 2 * rank <= nope + value:
+        return int(absorbed + _WRITTEN_SCORES * min(_ABSORBED_SCORES_BYTES, 4 * pairs))
+    # What kv_b_proj makes; keys joined with the rotated part, and those once more as they are scaled; a mask of floats.
     expanded = 4 * heads * context_tokens * (nope + value + 2 * (nope + rope)) + 4 * tokens * context_tokens
-    if attention is Attention.TORCH:  # on the CPU heads whose keys and values differ in width have no fused kernel
-        expanded += 4 * heads * tokens * context_tokens * _FUSED_SCORES
-    absorbed += _WRITTEN_SCORES * min(_ABSORBED_SCORES_BYTES, 4 * heads * tokens * context_tokens)
-    return int(max(absorbed, expanded))
+    # On the CPU heads whose keys and values differ in width have no fused kernel.
+    return int(expanded + (4 * pairs * _FUSED_SCORES if attention is Attention.TORCH else 0))
 
 
 def _rotary_width(config: Any, heads: int) -> int:

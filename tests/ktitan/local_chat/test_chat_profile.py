@@ -21,7 +21,7 @@ def test_a_run_adds_to_the_profile(repository, tmp_path):
         "--max-new-tokens",
         "4",
         "--ram",
-        "44MiB",
+        "48MiB",
         "--profile",
         str(path),
     ]
