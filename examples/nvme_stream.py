@@ -2,7 +2,7 @@
 
 python examples/nvme_stream.py [MODEL] [RAM]
 
-MODEL is a folder or a .gguf file with routed experts; RAM is what the program may plan with, e.g. 24MiB.
+MODEL is a folder or a .gguf file with routed experts; RAM is what the program may plan with, e.g. 28MiB.
 """
 
 import sys
@@ -19,7 +19,7 @@ RULES = {
 }
 
 
-def main(model_name: str = str(TINY), ram: str = "24MiB") -> None:
+def main(model_name: str = str(TINY), ram: str = "28MiB") -> None:
     model, tokenizer = ktitan.load(model_name, rules=RULES, budget=f"ram={ram}", device="cpu", context=256)
     print(model.ktitan.plan.summary(), file=sys.stderr)
     for piece in ktitan.stream(model, tokenizer, "The best way to learn", max_new_tokens=48, greedy=True):

@@ -106,7 +106,7 @@ def serialise(content):
 def seeds():
     """A file of every family that GGUF files can describe, with each kind of tokenizer."""
     made = []
-    for number, family in enumerate(name for name in CONFIGS if name not in ("mistral", "olmoe")):
+    for number, family in enumerate(name for name in CONFIGS if name not in ("mistral", "olmoe", "gpt_oss")):
         config = CONFIGS[family]()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

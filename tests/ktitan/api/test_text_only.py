@@ -63,7 +63,8 @@ def test_the_text_part_is_used_and_the_plan_says_so(rig, tmp_path, make, stock, 
     (said,) = [one for one in model.ktitan.plan.notes if "multimodal" in one]
     assert "used for text only: parts of vision_config" in said
     assert note in said
-    assert ktitan.plan_model(tmp_path, device="cpu").notes == model.ktitan.plan.notes
+    planned = [one for one in model.ktitan.plan.notes if not one.startswith("steps run as")]  # known once it is loaded
+    assert ktitan.plan_model(tmp_path, device="cpu").notes == planned
     ids = torch.randint(3, 190, (2, 9))
     with torch.no_grad():
         assert torch.allclose(model(input_ids=ids).logits, whole(input_ids=ids).logits, atol=1e-5)

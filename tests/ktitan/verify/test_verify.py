@@ -200,5 +200,5 @@ def test_llama_cpps_figures_are_reproduced(kind, fixtures_dir):
     assert report.tokens == 8 * 511
     assert report.reference_nll == pytest.approx(2.48076, abs=1e-4)
     for name in ("kld", "top1", "nll"):
-        assert getattr(report, name) == pytest.approx(known[name], rel=0.03), name
+        assert getattr(report, name) == pytest.approx(known[name], rel=0.05), name  # a bit in a float moves it by 1 %
     assert report.kld_p99 == pytest.approx(known["kld_p99"], rel=0.15)  # of 41 positions
