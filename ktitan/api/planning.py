@@ -215,7 +215,7 @@ def plan_injection(
         fault = Fault(f"{kv_format} is stored by the native library, which is {missing}", "kv", 'leave it at kv="f32"')
         plan.add_problem(HardwareError, [fault])
     if profile_file is not None and not plan.streams:
-        logger.warning("nothing is streamed: there is nothing to learn for %s", profile)
+        logger.warning("nothing is streamed, so nothing is read from the profile %s or saved to it", profile)
     return plan
 
 
