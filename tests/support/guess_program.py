@@ -36,9 +36,9 @@ def expert_bytes(inner):
     return 3 * 4 * HIDDEN * inner
 
 
-def file_bytes(inner):
+def file_bytes(inner, layers=LAYERS):
     """Bytes of all of them."""
-    return LAYERS * EXPERTS * expert_bytes(inner)
+    return layers * EXPERTS * expert_bytes(inner)
 
 
 class Predictor(ctypes.Structure):
@@ -51,27 +51,38 @@ class Predictor(ctypes.Structure):
     )
 
 
-def make_file(path, inner=INNER):
+def make_file(path, inner=INNER, layers=LAYERS):
     """Weights of any value."""
     if not path.exists():
         rng = np.random.default_rng(0)
-        path.write_bytes(rng.standard_normal(file_bytes(inner) // 4, np.float32).tobytes())
+        path.write_bytes(rng.standard_normal(file_bytes(inner, layers) // 4, np.float32).tobytes())
 
 
 class GuessedModel:
-    """Layers whose next one is foreseen from `hidden`: router row e reads number e of it."""
+    """Layers whose next one is foreseen from `hidden`: router row e reads number e of it. Half of the experts have slots."""
 
-    def __init__(self, path, seed=0, recall=RECALL, inner=INNER, policy="lru", prefetch="off", stamped=True, **limits):
+    def __init__(
+        self,
+        path,
+        seed=0,
+        recall=RECALL,
+        inner=INNER,
+        layers=LAYERS,
+        policy="lru",
+        prefetch="off",
+        stamped=True,
+        **limits,
+    ):
         self.store, self.random, self.recall = TierStore(), random.Random(seed), recall
         self._next = None
-        self.may_choose, self.may_guess = [range(EXPERTS)] * LAYERS, [range(EXPERTS)] * LAYERS  # by layer
+        self.may_choose, self.may_guess = [range(EXPERTS)] * layers, [range(EXPERTS)] * layers  # by layer
         up, down = MatrixShape("f32", inner, HIDDEN), MatrixShape("f32", HIDDEN, inner)
         shape = ExpertShape(EXPERTS, up, up, down, "silu")
-        self.banks = [self.store.add_experts(f"layer{n}", self._records(path, n, inner), shape) for n in range(LAYERS)]
+        self.banks = [self.store.add_experts(f"layer{n}", self._records(path, n, inner), shape) for n in range(layers)]
         self._router = np.eye(EXPERTS, HIDDEN, dtype=np.float32)
         self.predictors = [
             Predictor(self._router.ctypes.data, None, None, None, n * EXPERTS, EXPERTS, HIDDEN, CHOSEN, 0, 0, 1, 1, 1)
-            for n in range(LAYERS)
+            for n in range(layers)
         ]
         # The first layer's choice for the next token is foreseen in the last layer, too: two layers make a model here.
         for bank, predictor in zip(self.banks, self.predictors[1:] + self.predictors[:1], strict=True):
@@ -92,8 +103,8 @@ class GuessedModel:
     def _choose(self, tokens):
         return [[self.random.sample(able, CHOSEN) for _ in range(tokens)] for able in self.may_choose]
 
-    def step(self, think=0.0, tokens=1):
-        """A pass over the layers; what they answered, [LAYERS, tokens, HIDDEN]."""
+    def step(self, think=0.0, tokens=1, after_call=lambda: None):
+        """A pass over the layers; what they answered, [layers, tokens, HIDDEN]."""
         chosen = self._next or self._choose(tokens)
         self._next = self._choose(tokens)
         answers = []
@@ -108,6 +119,7 @@ class GuessedModel:
                 time.sleep(think)
             weights = torch.full((tokens, CHOSEN), 1 / CHOSEN)
             answers.append(stream_experts(hidden, torch.tensor(now), weights, bank, "float32"))
+            after_call()
         return torch.stack(answers)
 
 

@@ -1,6 +1,7 @@
 """Experts that are read because they are foreseen: the bits, who stays, what is counted, and reads that fail."""
 
 import os
+from itertools import pairwise
 
 import pytest
 import torch
@@ -94,3 +95,44 @@ def test_prompts_are_neither_foreseen_nor_scored(model_of):
     stats = model.store.stats()
     assert (stats["predicted"], stats["predict_ns"], stats["guesses"]) == (0, 0, 0)
     assert stats["demands"] > CHOSEN
+
+
+def test_no_guess_is_made_before_an_idle_time_was_measured(model_of):
+    """In the first step the drive's rate is known and every gap counts as 0, whatever the clock says."""
+    model = model_of(prefetch="on")
+    model.step()
+    first = model.store.stats()
+    assert first["predicted"] > 0 and first["misses"] > 0 == first["guesses"]
+    counted(model)
+    assert model.store.stats()["guesses"] > 0
+
+
+def test_a_call_makes_no_more_guesses_than_the_level_says(model_of, tmp_path):
+    path, made = tmp_path / "weights.bin", [0]
+    make_file(path, 16, 4)
+    # 10 spare slots, and more absent experts than that are foreseen: the level alone limits.
+    model = GuessedModel(path, inner=16, layers=4, prefetch="on", recall=1)
+    try:
+        level = model.store.stats()["guess_level"]
+        assert 4 * EXPERTS // 2 // 12 > level > 0
+        for _ in range(100):
+            model.step(0.01, tokens=8, after_call=lambda: made.append(model.store.stats()["guesses"]))
+            assert all(after - before <= level for before, after in pairwise(made))
+            if any(after - before == level for before, after in pairwise(made)):
+                break
+        assert max(after - before for before, after in pairwise(made)) == level
+    finally:
+        model.store.close()
+
+
+def test_a_prompt_reads_nothing_ahead_that_is_there(model_of):
+    """The first layer needs all of its experts, so the second one's are read on; those that it needs were there."""
+    model, few = model_of(prefetch="on"), range(8)
+    model.may_choose = [few, few]
+    model.step(tokens=64)
+    before = model.store.stats()
+    assert before["misses"] == 2 * len(few) and before["guesses"] == 0
+    model.may_choose, model._next = [range(EXPERTS), few], None
+    model.step(tokens=64)
+    after = model.store.stats()
+    assert after["guesses"] > 0 == after["guesses_used"]
