@@ -229,7 +229,10 @@ class ResidencyTrace:
 
 
 class AutoTrace:
-    """`run(Auto, NativeAuto)`: layers with favourites that change, pins, seeds and resizing."""
+    """`run(Auto, NativeAuto)`: layers with favourites that change, pins, seeds and resizing.
+
+    One in 40 is long enough for three or four comparisons, the others are short: so 1,000 take seconds.
+    """
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -238,15 +241,16 @@ class AutoTrace:
         self.growth = self.random.choice([1.0, 2 ** (1 / 32), 2 ** (1 / 4)])
         self.spec = AutoSpec(self.experts, *self.draw_sizes(), draw(1, 8), self.growth)
         self.weights = [[self.random.random() ** 2 for _ in range(experts)] for experts in self.experts]
+        self.calls = 1500 if self.random.random() < 0.025 else draw(20, 80)
 
     def draw_sizes(self):
         return [self.random.randint(1, experts) for experts in self.experts], self.random.randint(0, 4)
 
-    def run(self, *kinds, demands=2500):
+    def run(self, *kinds):
         self.both = Together(*(kind(self.spec) for kind in kinds))
         since = self.both.policy()
-        for number in range(demands):
-            if self.random.random() < 0.003:
+        for number in range(self.calls):
+            if self.random.random() < 5 / self.calls:
                 self.change()
             self.both.step(self.random.choice([1, 1, 1, 40]))
             layer = self.random.randrange(len(self.experts))

@@ -6,7 +6,7 @@ import pytest
 
 from ktitan.native import native_reason
 from ktitan.native.decisions import NativeAuto, NativeCycle, NativeResidency, NativeVram
-from ktitan.tiers.reference import Auto, Cycle, Residency, Vram
+from ktitan.tiers.reference import Auto, Cycle, Policy, Residency, Vram
 
 from support.decision_traces import CycleTrace
 from support.residency_traces import AutoTrace, ResidencyTrace
@@ -34,8 +34,8 @@ def test_residency_in_both():
 
 
 @needs_library
-def test_auto_in_both():
-    run_many(AutoTrace, Auto, NativeAuto, traces=12)
+def test_auto_in_both_on_1000_traces():
+    run_many(AutoTrace, Auto, NativeAuto)
 
 
 @needs_library
@@ -84,6 +84,25 @@ def test_wrong_residency_is_found_by_the_trace_alone(mutant):
 def test_a_guess_in_a_members_place_is_found_by_comparing():
     with pytest.raises((AssertionError, KeyError)):
         run_many(ResidencyTrace, GuessesDisplaceMembers, NativeResidency, traces=200)
+
+
+class AnyLeadWins(Auto):
+    def _compare(self):
+        super()._compare()
+        self._policy = max(self._candidates(), key=self._past_hits.__getitem__)
+
+
+class AlwaysAdmitting(Auto):
+    def __init__(self, spec):
+        super().__init__(spec)
+        self._policy = Policy.ADMITTING
+
+
+@needs_library
+@pytest.mark.parametrize("mutant", [AnyLeadWins, AlwaysAdmitting])
+def test_a_wrong_choice_of_policies_is_found_by_comparing(mutant):
+    with pytest.raises(AssertionError):
+        run_many(AutoTrace, mutant, NativeAuto)
 
 
 class OverReadsInFlight(Cycle):
