@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -23,6 +24,35 @@ def talking(tiny_gguf):
     assert stats["hits"] + stats["misses"] == stats["demands"]
 
 
+@contextmanager
+def interrupted(after, again=1.0, most=20):
+    """Ctrl-C after some seconds, and again each second until it is seen outside of the block: CPython drops what a signal's
+    handler raises inside a weakref's callback or __del__. Yields how many were sent.
+    """
+    sent, seen = [0], threading.Event()
+
+    def press():
+        pause = after
+        while sent[0] < most and not seen.wait(pause):
+            sent[0] += 1
+            os.kill(os.getpid(), signal.SIGINT)
+            pause = again
+
+    def handle(number, frame):
+        if not seen.is_set():  # one that was sent while the one before was seen
+            signal.default_int_handler(number, frame)
+
+    thread, before = threading.Thread(target=press), signal.signal(signal.SIGINT, handle)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield sent
+    finally:
+        seen.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_at_any_moment_leaves_a_clean_store(talking):
     model, tokenizer, _ = talking
 
@@ -30,13 +60,14 @@ def test_ctrl_c_at_any_moment_leaves_a_clean_store(talking):
         return "".join(ktitan.stream(model, tokenizer, "The matrix is", max_new_tokens=tokens, greedy=True))
 
     first = say(4)
+    needed = []
     for _ in range(6):
-        timer = threading.Timer(random.uniform(0.01, 0.1), os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(after=random.uniform(0.01, 0.1)) as sent:
             say(10_000)
-        timer.join()
         assert say(4) == first
+        needed.append(sent[0])
+    # All are seen but for the rare one in a callback.
+    assert sum(needed) <= 2 * len(needed), needed
 
 
 def test_clients_who_leave_do_not_disturb_the_answers_between(talking):
