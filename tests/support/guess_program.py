@@ -59,7 +59,7 @@ def make_file(path, inner=INNER, layers=LAYERS):
 
 
 class GuessedModel:
-    """Layers whose next one is foreseen from `hidden`: router row e reads number e of it. Half of the experts have slots."""
+    """Layers whose next one is foreseen from `hidden`: router row e reads number e of it; half of the experts fit."""
 
     def __init__(
         self,

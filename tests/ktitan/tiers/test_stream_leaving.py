@@ -26,8 +26,8 @@ def talking(tiny_gguf):
 
 @contextmanager
 def interrupted(after, again=1.0, most=20):
-    """Ctrl-C after some seconds, and again each second until it is seen outside of the block: CPython drops what a signal's
-    handler raises inside a weakref's callback or __del__. Yields how many were sent.
+    """Ctrl-C after some seconds, and again each second until it is seen outside of the block: CPython drops what a
+    signal's handler raises inside a weakref's callback or __del__. Yields how many were sent.
     """
     sent, seen = [0], threading.Event()
 
