@@ -165,7 +165,9 @@ def profiles(tmp_path_factory):
     return {subject: folder / subject for subject in TEXTS}
 
 
-@pytest.mark.parametrize(("policy", "subject"), [("lru", "code"), ("decayed-lfu", "prose"), ("auto", "code"), ("auto", "prose")])
+@pytest.mark.parametrize(
+    ("policy", "subject"), [("lru", "code"), ("decayed-lfu", "prose"), ("auto", "code"), ("auto", "prose")]
+)
 def test_the_own_profile_helps_and_the_wrong_one_costs_nothing(profiles, policy, subject):
     other = next(one for one in TEXTS if one != subject)
     cold, demands, tokens = session(TEXTS[subject], policy)
