@@ -199,6 +199,7 @@ def test_llama_cpps_figures_are_reproduced(kind, fixtures_dir):
     report = verify_model(model, fixtures_dir / "models" / "tiny-dsv3", ids=ids, rows=8, device="cpu")
     assert report.tokens == 8 * 511
     assert report.reference_nll == pytest.approx(2.48076, abs=1e-4)
-    for name in ("kld", "top1", "nll"):
-        assert getattr(report, name) == pytest.approx(known[name], rel=0.05), name  # a bit in a float moves it by 1 %
+    # Both round activations in their own way, which the divergence of the smallest differences shows most.
+    for name, rel in (("kld", 0.05), ("top1", 0.01), ("nll", 0.001)):
+        assert getattr(report, name) == pytest.approx(known[name], rel=rel), name
     assert report.kld_p99 == pytest.approx(known["kld_p99"], rel=0.15)  # of 41 positions
