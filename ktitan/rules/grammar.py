@@ -144,7 +144,8 @@ def _operators(fields: Fields, log: FaultLog) -> tuple[str, ...]:
     elif KEEP in names[:-1]:
         log.add(node.location, "keep fits every module, so it can only be the last of several", "move it to the end")
     elif len(set(names)) < len(names):
-        log.add(node.location, f"class names an operator twice: {', '.join(names)}", "name each once")
+        twice = next(name for name in names if names.count(name) > 1)
+        log.add(node.location, f"class names {shorten(twice)} twice", "name each operator once")
     else:
         return names
     return ()

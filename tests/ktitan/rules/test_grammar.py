@@ -159,7 +159,7 @@ def test_faults_of_match(match, message, remedy):
         ("{class: [a, 5]}", "class has an entry that is not text", "registered operator"),
         ("{class: [a, '']}", "class has an entry that is not text", "registered operator"),
         ("{class: [keep, a]}", "keep fits every module, so it can only be the last of several", "to the end"),
-        ("{class: [a, b, a]}", "class names an operator twice: a, b, a", "each once"),
+        ("{class: [a, b, a]}", "class names a twice", "each operator once"),
         ("{class: a, device: cpu}", "unknown key 'device' in replace", "'device' belongs under `kwargs:`"),
         ("{class: a, kwarg: {}}", "unknown key 'kwarg' in replace", "'kwargs'"),
         ("{class: a, optional: true}", "unknown key 'optional' in replace", "belongs in the rule"),
