@@ -35,18 +35,22 @@ SEEN = 4096
 @contextmanager
 def native_time(program: Any) -> Iterator[list[float]]:
     """Seconds that calls of the program's native parts take while the block runs."""
-    spent, run = [0.0], program.native.run
+    spent, native = [0.0], program.native
 
-    def timed(*arguments: Any) -> None:
-        began = time.perf_counter()
-        run(*arguments)
-        spent[0] += time.perf_counter() - began
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            returned = call(*arguments)
+            spent[0] += time.perf_counter() - began
+            return returned
 
-    program.native.run = timed
+        return run
+
+    native.run, native.next = timed(native.run), timed(native.next)
     try:
         yield spent
     finally:
-        del program.native.run
+        del native.run, native.next
 
 
 def decode(model: Any, sampling: Sampling) -> float:

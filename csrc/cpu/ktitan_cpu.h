@@ -10,7 +10,7 @@
 #define KT_API extern "C" __attribute__((visibility("default")))
 
 // Changes with any change of this file; a library with another number is refused.
-#define KT_ABI 4
+#define KT_ABI 5
 
 // Instruction sets, each above the one before.
 enum kt_isa_level { KT_GENERIC = 0, KT_AVX2 = 1, KT_AVX512 = 2 };

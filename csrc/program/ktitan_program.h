@@ -27,7 +27,7 @@ struct kt_pool_counts {
 };
 
 // Further values of enum kt_status.
-enum { KT_POOL_FULL = 16, KT_NO_SEQUENCE = 17, KT_NO_LAYER = 18 };
+enum { KT_POOL_FULL = 16, KT_NO_SEQUENCE = 17, KT_NO_LAYER = 18, KT_UNSURE = -1, KT_NOT_READY = -2 };
 
 typedef struct kt_pool kt_pool;
 
@@ -236,3 +236,35 @@ KT_API int32_t kt_program_check(const kt_program *program, int64_t *failed);
 // Run ops [first, last) of a checked program. The pool has room for the step already. KT_OK, or the status of the op that failed,
 // whose number is written to *failed: the buffers are void then, and what was appended is for the caller to crop.
 KT_API int32_t kt_program_run(const kt_program *program, const kt_step *step, int64_t first, int64_t last, int64_t *failed);
+
+// ---- Choosing tokens, and steps of one token each ----
+
+// temperature > 0, then top_k, then top_p, as transformers' warpers cut; top_k 0: always the likeliest token.
+struct kt_choice {
+    float temperature;
+    int64_t top_k;
+    double top_p;  // in (0, 1]; 1: off
+};
+
+// The token of logits [count] whose part of the cumulative probabilities, in the order of tokens, holds `uniform` in [0, 1).
+// KT_UNSURE where that depends on how sums are rounded, where a logit is NaN, or where too many tokens can be chosen:
+// the plain way decides then.
+KT_API int32_t kt_choose(const kt_choice *choice, const float *logits, int64_t count, double uniform, int64_t *token);
+
+// What stays the same between the steps of a sequence. All belongs to the caller.
+struct kt_decoding {
+    const kt_program *program;
+    kt_pool *pool;
+    int64_t sequence;
+    const float *const *tables;  // of positions, from position 0 on
+    int64_t positions;           // that every table has
+    void *const *buffers;        // for one token, the logits among them
+    const float *logits;
+    int64_t vocabulary;
+    const kt_choice *choice;     // null: the caller chooses
+};
+
+// Run the whole program for `token` at position `seen`, and choose the next. KT_OK; KT_UNSURE: the logits are there, no token was
+// chosen; KT_NOT_READY, with nothing done: the sequence does not hold `seen` tokens, or the step needs a page or rows of a
+// table; or the status of an operation that failed, as kt_program_run.
+KT_API int32_t kt_program_next(const kt_decoding *decoding, int64_t token, int64_t seen, double uniform, int64_t *chosen);

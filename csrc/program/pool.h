@@ -35,3 +35,6 @@ const float *kv_values(const KvLayout &layout, const uint8_t *page, int64_t head
 // kt_pool_append for callers that are inside of a Call (csrc/cpu/threads.h) already.
 int32_t kv_append(kt_pool *pool, int64_t layer, const int64_t *sequences, const int64_t *tokens, int64_t count,
                   const float *keys, const float *values, int64_t limit_bytes);
+
+// Whether every layer holds `seen` tokens of a sequence, and one more can be written without another page.
+bool kv_goes_on(kt_pool *pool, int64_t sequence, int64_t seen);

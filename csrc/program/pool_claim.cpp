@@ -124,3 +124,11 @@ void kt_pool::trim(int64_t limit_bytes) {
     }
     if (last >= 0) store.give_back(last, ledger);
 }
+
+bool kv_goes_on(kt_pool *pool, int64_t sequence, int64_t seen) {
+    const PoolLock lock(pool);
+    const Sequence *found = pool->sequences.find(sequence);
+    if (found == nullptr || found->shortest() != seen || found->longest() != seen) return false;
+    const int64_t page = seen / KV_PAGE_TOKENS;
+    return page < found->table.count && pool->ledger.references(found->table[page]) == 1;
+}

@@ -1,5 +1,7 @@
-// kt_program_check and kt_program_run: the operations of a program, one after another in one call.
+// kt_program_check and kt_program_run: the operations of a program, one after another in one call; kt_program_next: those of
+// one token, and the choice of the next.
 #include "ops.h"
+#include "pool.h"
 
 namespace {
 
@@ -48,4 +50,20 @@ int32_t kt_program_run(const kt_program *program, const kt_step *step, int64_t f
     }
     *failed = -1;
     return KT_OK;
+}
+
+int32_t kt_program_next(const kt_decoding *decoding, int64_t token, int64_t seen, double uniform, int64_t *chosen) {
+    constexpr int64_t MOST_TABLES = 16;
+    const kt_program &program = *decoding->program;
+    if (program.table_count > MOST_TABLES || seen < 0 || seen >= decoding->positions) return KT_NOT_READY;
+    if (!kv_goes_on(decoding->pool, decoding->sequence, seen)) return KT_NOT_READY;
+    const float *tables[MOST_TABLES];
+    for (int64_t i = 0; i < program.table_count; i++) tables[i] = decoding->tables[i] + seen * program.table_widths[i];
+    const int64_t tokens = 1;
+    const kt_step step = {&token, &decoding->sequence, &tokens, 1, 1, decoding->pool, tables, decoding->buffers};
+    int64_t failed;
+    const int32_t status = kt_program_run(&program, &step, 0, program.op_count, &failed);
+    if (status != KT_OK) return status;
+    if (decoding->choice == nullptr) return KT_UNSURE;
+    return kt_choose(decoding->choice, decoding->logits, decoding->vocabulary, uniform, chosen);
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from ktitan.engine.sampling import Sampler
 from ktitan.engine.stats import GenerationStats
 from ktitan.engine.steps import Token, score_token
 from ktitan.errors import BudgetError, UnsupportedError
+from ktitan.native.decoding import NOT_READY, UNSURE
 
 if TYPE_CHECKING:
     from ktitan.engine.prompt_cache import Loan
@@ -81,6 +82,9 @@ class Decoder:
         self._pool: Any = None
         self._program: StepProgram | None = None
         self._loan: Loan | None = None
+        self._decoding: Any = None  # of the program, from the first step of one token on
+        self._goes_on = False  # whether to ask for it
+        self._lock: AbstractContextManager[Any] = nullcontext()
         self._tokens: list[int] = []  # what was run, and what is to be run next
 
     @property
@@ -99,10 +103,11 @@ class Decoder:
         if isinstance(self._pool, NativeKVPool):
             # None too while the modules do more than the program: hooks, a recording, an adapter of somebody else's.
             self._program = getattr(getattr(self._model, "ktitan", None), "program", None)
+        self._goes_on = self._program is not None
 
     def begin_with(self, loan: Loan, prompt: torch.Tensor) -> None:
         """Go on from what the cache of `loan` holds of `prompt` [S]."""
-        self._loan = loan
+        self._loan, self._lock = loan, loan.lock
         self.begin(prompt, loan.cache, loan.cached_tokens)
 
     def end(self) -> None:
@@ -129,13 +134,40 @@ class Decoder:
         """Run one token and choose the next."""
         started = time.perf_counter()
         self._tokens.append(token.id)
-        chosen = self._choose(self._forward(torch.tensor((token.id,))))
+        chosen = self._at_once(token.id) if self._goes_on else self._choose(self._forward(torch.tensor((token.id,))))
         self.stats.decode_steps += 1
         self.stats.decode_seconds += time.perf_counter() - started
         return chosen
 
-    def _choose(self, logits: torch.Tensor) -> Token:
-        token = self._sampler(logits)
+    def _begin_decoding(self) -> Any:
+        begin = getattr(self._program, "decoding", None)
+        choice = self._sampler.native if self._likeliest is None else None
+        return None if begin is None else begin(self._cache, choice)
+
+    def _at_once(self, token: int) -> Token:
+        """Run `token` and choose the next in one native call; by `_forward` where pages are needed, or at an error."""
+        decoding, sampler = self._decoding, self._sampler
+        if decoding is None:
+            decoding = self._decoding = self._begin_decoding()
+            if decoding is None:
+                self._goes_on = False
+                return self._choose(self._forward(torch.tensor((token,))))
+        uniform = sampler.draw()
+        with self._lock:
+            chosen = decoding.next(token, self.seen, uniform)
+        if chosen == NOT_READY:
+            logits = self._forward(torch.tensor((token,)))
+            decoding.refresh()
+            return self._choose(logits, uniform)
+        self.seen += 1
+        if chosen == UNSURE:
+            return self._choose(decoding.logits, uniform)
+        sampler.note(chosen)
+        return Token(chosen)
+
+    def _choose(self, logits: torch.Tensor, uniform: float | None = None) -> Token:
+        sampler = self._sampler
+        token = sampler(logits) if uniform is None else sampler.choose(logits, uniform)
         return Token(token) if self._likeliest is None else score_token(logits, token, self._likeliest)
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The next token without passes over a sorted vocabulary, where that is sure to be the token of the plain way.
+"""A draw from the vocabulary, or its likeliest part, without passes over a sorted one, where that is sure to be the
+token of the plain way. (The likeliest token and top-k: `ktitan.native.choosing`.)
 
 Of [V] logits only the few that can be chosen are sorted. What transformers' processors cut by float32 sums, these count
 in float64: where a cut or a draw lies closer to a boundary than the rounding of either, `choose` gives None, and the
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-__all__ = ["Penalised", "QuickChoice", "likeliest"]
+__all__ = ["Penalised", "QuickChoice"]
 
 # The vocabulary as _STRIPES rows, whose columns are blocks: their maxima cost one pass and find the largest logits.
 _STRIPES = 64
@@ -32,12 +33,6 @@ _ROUNDING = 1e-5
 _SAFE = 40.0
 # A smaller vocabulary is as quick in the plain way.
 _LEAST_VOCABULARY = 2 * _STRIPES
-
-
-def likeliest(logits: np.ndarray) -> int | None:
-    """The first of the largest of float32 [V]; None where one is NaN."""
-    best = int(logits.argmax())  # that of a NaN, where there is one
-    return None if math.isnan(logits[best]) else best
 
 
 class Penalised:
@@ -80,16 +75,14 @@ class Penalised:
 
 @dataclass(frozen=True)
 class QuickChoice:
-    """A draw by temperature, then top-k, then top-p, as transformers' warpers cut.
+    """A draw by temperature, then top-p, as transformers' warpers cut.
 
     Attributes:
         temperature: > 0.
-        top_k: 0: off.
         top_p: in (0, 1]; 1: off.
     """
 
     temperature: float
-    top_k: int
     top_p: float
 
     def choose(self, logits: np.ndarray, uniform: float) -> int | None:
@@ -105,8 +98,6 @@ class QuickChoice:
         best = float(np.maximum(maxima.max(), logits[columns.size :].max(initial=-math.inf)))  # NaN, if one is
         if not math.isfinite(best):
             return None
-        if 0 < self.top_k < size:
-            return self._of_few(logits, maxima, uniform)
         weights, largest = self._weights(logits, best)
         if self.top_p == 1:
             return _drawn_from_all(weights, uniform)
@@ -123,21 +114,8 @@ class QuickChoice:
             scores -= np.float32(best) / np.float32(self.temperature)
         return np.exp(scores, out=scores), math.exp(highest)
 
-    def _of_few(self, logits: np.ndarray, maxima: np.ndarray, uniform: float) -> int | None:
-        """With top-k: the k-th largest maximum of a block is no larger than the k-th largest logit."""
-        if self.top_k >= maxima.shape[0]:
-            return None
-        found = self._candidates(logits, maxima, self.top_k)
-        if found is None:
-            return None
-        tokens, scores = found
-        order = np.argsort(-scores, kind="stable")
-        scores = scores[order]
-        kept = int(np.count_nonzero(scores >= scores[self.top_k - 1]))  # those equal to the k-th stay, too
-        return self._drawn(tokens[order[:kept]], scores[:kept], None, uniform)
-
     def _of_most_mass(self, logits: np.ndarray, maxima: np.ndarray, total: float, uniform: float) -> int | None:
-        """With top-p alone: candidates until they hold enough of `total`, which all do, the largest weight being 1."""
+        """Candidates until they hold enough of `total`, which all do, the largest weight being 1."""
         blocks = _FIRST_BLOCKS
         while blocks < maxima.shape[0]:
             found = self._candidates(logits, maxima, blocks)
@@ -168,19 +146,17 @@ class QuickChoice:
             return None
         return tokens[large], values[large] / np.float32(self.temperature)
 
-    def _drawn(self, tokens: np.ndarray, scores: np.ndarray, total: float | None, uniform: float) -> int | None:
+    def _drawn(self, tokens: np.ndarray, scores: np.ndarray, total: float, uniform: float) -> int | None:
         """Cut by top-p and draw. Candidates are best first; `total` is the sum of all weights, of which the first one's
-        is 1, or None: that of the candidates.
+        is 1.
         """
         weights = np.exp(scores.astype(np.float64) - float(scores[0]))
-        if self.top_p < 1:
-            sums = weights.cumsum()
-            sums /= sums[-1] if total is None else total
-            kept = 1 + int(np.count_nonzero(sums[:-1] < self.top_p))  # a token stays while those before it are less
-            nearest = float(np.abs(sums[max(0, kept - 2) : kept] - self.top_p).min())
-            if nearest < _ROUNDING or (kept < scores.shape[0] and scores[kept] == scores[kept - 1]):
-                return None
-            tokens, weights = tokens[:kept], weights[:kept]
+        sums = weights.cumsum() / total
+        kept = 1 + int(np.count_nonzero(sums[:-1] < self.top_p))  # a token stays while those before it are less
+        nearest = float(np.abs(sums[max(0, kept - 2) : kept] - self.top_p).min())
+        if nearest < _ROUNDING or (kept < scores.shape[0] and scores[kept] == scores[kept - 1]):
+            return None
+        tokens, weights = tokens[:kept], weights[:kept]
         order = tokens.argsort()
         cumulative = (weights / weights.sum())[order].cumsum()
         point = min(uniform * float(cumulative[-1]), math.nextafter(float(cumulative[-1]), 0))

@@ -25,11 +25,15 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from ktitan.engine.quick_choice import Penalised, QuickChoice, likeliest
+from ktitan.engine.quick_choice import Penalised, QuickChoice
 from ktitan.errors import Fault, UnsupportedError
+from ktitan.native.choosing import NativeChoice
+from ktitan.native.library import state as library_state
 
 __all__ = ["Sampler", "Sampling"]
 
+# Random numbers that are drawn at a time.
+_DRAWN = 64
 # Below this the distribution is one token in float32 unless two logits are equal to the last bits.
 GREEDY_TEMPERATURE = 1e-5
 
@@ -179,14 +183,14 @@ class Sampler:
         self._processors = _processors(sampling, self._chosen)
         penalty = sampling.repetition_penalty
         self._penalised = None if penalty == 1 else Penalised(penalty, prompt_ids)
-        self._quick = None if self._greedy else QuickChoice(sampling.temperature, sampling.top_k, sampling.top_p)
-        others = (sampling.logit_bias, sampling.presence_penalty, sampling.frequency_penalty)
-        self._can_be_quick = not any(others) and (self._greedy or not sampling.min_p)
+        self._quick = _quick(sampling)
+        self._counts = bool(sampling.presence_penalty or sampling.frequency_penalty)
         self._generator = torch.Generator()
         if sampling.seed is None:
             self._generator.seed()
         else:
             self._generator.manual_seed(sampling.seed)
+        self._uniforms: list[float] = []
 
     def __call__(self, logits: torch.Tensor) -> int:
         """The next token's id for `logits` [1, V] of any float dtype and device.
@@ -194,23 +198,45 @@ class Sampler:
         Raises:
             UnsupportedError: the logits hold NaN, so weights or the model's arithmetic are broken.
         """
-        uniform = 0.0 if self._greedy else torch.rand((), generator=self._generator, dtype=torch.float64).item()
+        return self.choose(logits, self.draw())
+
+    @property
+    def native(self) -> NativeChoice | None:
+        """The choice as native code makes it from the logits as they are; None where that takes more."""
+        return self._quick if self._penalised is None and isinstance(self._quick, NativeChoice) else None
+
+    def draw(self) -> float:
+        """The random number of the next choice, in [0, 1)."""
+        if self._greedy:
+            return 0.0
+        if not self._uniforms:
+            numbers = torch.rand(_DRAWN, generator=self._generator, dtype=torch.float64)
+            self._uniforms = numbers.flip(0).tolist()
+        return self._uniforms.pop()
+
+    def choose(self, logits: torch.Tensor, uniform: float) -> int:
+        """As a call, with a number that was drawn."""
         token = self._quickly(logits, uniform)
         if token is None:
             token = self._plainly(logits, uniform)
-        self._chosen[token] += 1
+        self.note(token)
+        return token
+
+    def note(self, token: int) -> None:
+        """`token` is the next one of the sequence."""
+        if self._counts:
+            self._chosen[token] += 1
         if self._penalised is not None:
             self._penalised.add(token)
-        return token
 
     def _quickly(self, logits: torch.Tensor, uniform: float) -> int | None:
         """The token that `_plainly` chooses, where that can be told with less work."""
-        if not self._can_be_quick or logits.device.type != "cpu":
+        if self._quick is None or logits.device.type != "cpu":
             return None
         row = logits[0].detach().float().numpy()
         if self._penalised is not None:
             row = self._penalised.applied(row)
-        return likeliest(row) if self._quick is None else self._quick.choose(row, uniform)
+        return self._quick.choose(row, uniform)
 
     def _plainly(self, logits: torch.Tensor, uniform: float) -> int:
         """By transformers' processors, then the likeliest or a draw over the whole vocabulary."""
@@ -235,6 +261,20 @@ class Sampler:
         point = min(uniform * total, math.nextafter(total, 0))
         # right=True skips tokens of probability zero, whose cumulative value equals their neighbour's.
         return int(torch.searchsorted(cumulative, point, right=True).item())
+
+
+def _quick(sampling: Sampling) -> NativeChoice | QuickChoice | None:
+    """How tokens are chosen with less work than by transformers' processors; None: by these."""
+    greedy = sampling.is_greedy
+    if sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty:
+        return None
+    if not greedy and sampling.min_p:
+        return None
+    if not greedy and not sampling.top_k:
+        return QuickChoice(sampling.temperature, sampling.top_p)
+    if library_state().handle is None:
+        return None
+    return NativeChoice() if greedy else NativeChoice(sampling.temperature, sampling.top_k, sampling.top_p)
 
 
 def _not_a_number() -> UnsupportedError:

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # Must equal KT_ABI in csrc/cpu/ktitan_cpu.h; both change with any change of the C interface.
-ABI = 4
+ABI = 5
 # Instruction sets by the library's numbers, each above the one before.
 ISAS = ("generic", "avx2", "avx512")
 
@@ -89,6 +89,8 @@ _SIGNATURES = {
     "kt_gate": "ppqqp",
     "kt_program_check": "pp",
     "kt_program_run": "ppqqp",
+    "kt_program_next": "pqqdp",
+    "kt_choose": "ppqdp",
 }
 # What is not an int32 of enum kt_status, or nothing.
 _RESULTS = {

@@ -89,6 +89,9 @@ class Operation:
 class NativeProgram:
     """A kt_program; it holds everything that it points to.
 
+    Attributes:
+        address: of it.
+
     Raises:
         UnsupportedError: an operation names a buffer that is not there, or one of another width than it works on.
     """
@@ -115,8 +118,9 @@ class NativeProgram:
         )
         stores = {id(what.store): what.store for what in self._whats if what.store is not None}
         self.stores: tuple[NativeStore, ...] = tuple(stores.values())
-        self._address = ctypes.addressof(self.struct)
+        self.address = ctypes.addressof(self.struct)
         self._run = loaded().kt_program_run
+        self._next = loaded().kt_program_next
         self._check()
 
     def open(self, stack: ExitStack) -> None:
@@ -141,13 +145,17 @@ class NativeProgram:
             HardwareError: no memory for temporaries.
         """
         failed = step.failed
-        status = self._run(self._address, step.address, first, last, ctypes.byref(failed))
+        status = self._run(self.address, step.address, first, last, ctypes.byref(failed))
         if status != _OK:
             raise self._failure(status, failed.value, step)
 
+    def next(self, decoding: int, token: int, seen: int, uniform: float, chosen: Any) -> int:
+        """kt_program_next of the kt_decoding at an address: its status, and perhaps the token that was chosen."""
+        return int(self._next(decoding, token, seen, uniform, chosen))
+
     def _check(self) -> None:
         failed = ctypes.c_int64(-1)
-        status = loaded().kt_program_check(self._address, ctypes.byref(failed))
+        status = loaded().kt_program_check(self.address, ctypes.byref(failed))
         if status == _OK:
             return
         operation = self.operations[failed.value]

@@ -93,6 +93,15 @@ class PositionTables:
         """Bytes that are held."""
         return sum(table.numbers.nbytes for table in self._tables)
 
+    @property
+    def positions(self) -> int:
+        """Positions that every table has."""
+        return min((table.positions for table in self._tables), default=2**62)
+
+    def numbers(self) -> list[torch.Tensor]:
+        """The tables, each [P, width] float32 with rows of at least `positions`; a longer one is a new tensor."""
+        return [table.numbers for table in self._tables]
+
     def addresses(self, first: int, end: int) -> list[int]:
         """Where the row of position `first` is in each table; rows before `end` follow."""
         for table in self._tables:

@@ -12,7 +12,9 @@ import torch
 
 from ktitan.context import step
 from ktitan.errors import UnsupportedError
+from ktitan.native.choosing import NativeChoice
 from ktitan.native.program import NativeProgram, Operation, Step
+from ktitan.program.decoding import Decoding
 from ktitan.program.draft import Call
 from ktitan.program.memory import Placed, place
 from ktitan.program.model import Drafted
@@ -76,6 +78,17 @@ class StepProgram:
             (8 if slot.is_index else 4) * slot.width * (1 if slot.by_sequence else tokens)
             for slot in self._placed.slots
         )
+
+    def decoding(self, cache: Any, choice: NativeChoice | None) -> Decoding | None:
+        """Steps of one token each of the sequence of `cache`, each one call; None where modules or stores take part."""
+        if not self._is_native or len(cache.sequences) != 1:
+            return None
+        with self._one_at_a_time:
+            self._declare(cache.pool)
+            if self._room > _KEPT_TOKENS:
+                self._slots, self._room = [], 0
+        logits = (self._logits.buffer, self._logits.width)
+        return Decoding(self.native, self._drafted.tables, self._placed, logits, cache, choice)
 
     def run(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
         """ids int64 [T], T from 1 on -> the logits [1, V] after the last of them, float32.

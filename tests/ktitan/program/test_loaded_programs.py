@@ -6,7 +6,9 @@ import torch
 import ktitan
 from ktitan.engine.cache import KtitanCache
 from ktitan.engine.generate import generate_tokens
+from ktitan.native.decoding import NOT_READY
 from ktitan.program import StepProgram
+from ktitan.program.decoding import Decoding
 
 from support.operator_rig import fresh_seed, tiny_model
 from support.packed_models import write_packed
@@ -17,13 +19,19 @@ from support.streaming import cache_of
 @pytest.fixture
 def steps(monkeypatch):
     """The lengths of the steps that any program has run."""
-    lengths, run = [], StepProgram.run
+    lengths, run, following = [], StepProgram.run, Decoding.next
 
     def watched(self, ids, cache):
         lengths.append(len(ids))
         return run(self, ids, cache)
 
+    def watched_next(self, *arguments):
+        chosen = following(self, *arguments)
+        lengths.extend([1] * (chosen != NOT_READY))
+        return chosen
+
     monkeypatch.setattr(StepProgram, "run", watched)
+    monkeypatch.setattr(Decoding, "next", watched_next)
     return lengths
 
 
