@@ -1,6 +1,6 @@
 """A prompt in a process of its own: prints the bytes that loading and running a model added at most, and its plan's.
 
-Usage: peak_program.py TOKENS. The model is a Llama of one layer, whose keys, values and weights outweigh what an
+Usage: peak_program.py TOKENS. The model is a Llama of four layers, whose keys, values and weights outweigh what an
 allocator wastes.
 """
 
@@ -16,7 +16,7 @@ import ktitan
 from ktitan.engine.generate import generate_tokens
 
 torch.set_num_threads(1)
-SIZES = {"vocab_size": 12288, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+SIZES = {"vocab_size": 12288, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 1 << 15}
 
 

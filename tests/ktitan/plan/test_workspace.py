@@ -58,9 +58,9 @@ def test_a_chunk_grows_where_scores_leave_room():
 
 @pytest.mark.parametrize("tokens", [16384])
 def test_a_long_prompt_takes_what_is_planned(tokens):
-    """A ceiling within 5 %, and the allocator's rest; measured by the kernel in a process of its own."""
+    """Within 5 %; measured by the kernel in a process of its own."""
     command = [sys.executable, "-P", str(PROGRAM), str(tokens)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout.splitlines()[-1])
-    assert 0.9 < figures["took"] / figures["planned"] < 1.05, figures
+    assert 0.95 < figures["took"] / figures["planned"] < 1.05, figures
